@@ -1,0 +1,40 @@
+# Everything works on a fresh clone: the first target that needs it makes the virtual environment .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+CONFIG ?= configs/household.yaml
+ARGS ?=
+
+.PHONY: help install run test test-slow check bench clean
+
+help:  ## List the targets.
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+install: $(VENV)/.installed  ## Make the virtual environment (torch from your pip index; PIP_ARGS for more options).
+
+$(VENV)/.installed: pyproject.toml scripts/constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint scripts/constraints.txt $(PIP_ARGS) --editable '.[dev]'
+	@touch $@
+
+run: install  ## The main job: train, then report the test sets before and after (CONFIG=..., ARGS="--seed_everything 1").
+	$(BIN)/rla fit --config $(CONFIG) $(ARGS)
+
+test: install  ## All tests but the slow ones.
+	$(BIN)/python -m pytest $(ARGS)
+
+test-slow: install  ## The learning tests, minutes each.
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+check: install  ## Lint, types, and what is longer than it should be (listed, does not fail).
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	@$(BIN)/python scripts/long_code.py
+
+bench: install  ## Speed of each stage as JSON lines.
+	$(BIN)/python scripts/benchmark.py $(ARGS)
+
+clean:  ## Remove the virtual environment and caches, keep runs.
+	rm -rf $(VENV) *.egg-info .pytest_cache .mypy_cache .ruff_cache

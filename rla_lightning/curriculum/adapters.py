@@ -1,0 +1,224 @@
+"""How the tasks follow the policy: adapters read an epoch's feedback and change the pool.
+
+The datamodule books the feedback first (`TaskPool.book`), then calls `adapt`. The environment is
+passed in, so that a YAML file names it once. `data.adapter: null` is the static-environment ablation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Literal, Protocol
+
+from rla_lightning.algorithm.acceptance import trigger
+from rla_lightning.curriculum.pool import TaskPool, TaskRecord, sample_distinct
+from rla_lightning.environments.base import Environment
+from rla_lightning.types import ConfigError, Direction, Proposal, Task, TaskFeedback
+
+Predict = Callable[[Sequence[Task]], list[float]]  # the critic's success probability of each task
+
+
+class TaskAdapter(Protocol):
+    """Changes the pool after an epoch: queues proposals or replaces slots."""
+
+    def adapt(
+        self, environment: Environment, pool: TaskPool, feedback: Sequence[TaskFeedback], predict: Predict, key: str
+    ) -> None:
+        """Adapt to the feedback that the pool has just booked.
+
+        `predict` is called at most once, with every task to be judged; every random draw is a function of `key`.
+        """
+
+
+def anchored_success(successes: int, rollouts: int, parent_prediction: float, prediction: float) -> float:
+    """Expected success of a rewrite: the parent's observed rate, moved by what the critic sees between the two.
+
+    A critic can be biased as a whole (toy_experiment.md) and still order tasks well, so only the difference of
+    its two predictions counts:
+
+        logit(expected) = logit((s + 1/2) / (n + 1)) + logit(prediction) - logit(parent_prediction)
+
+    with predictions held inside [0.01, 0.99] and the parent's rate shrunk by the Jeffreys prior.
+    """
+    for value in (parent_prediction, prediction):
+        if not 0.0 <= value <= 1.0:  # also catches NaN
+            raise ValueError(f"the critic predicted a success probability of {value}")
+    log_odds = _logit((successes + 0.5) / (rollouts + 1)) + _logit(prediction) - _logit(parent_prediction)
+    return 1.0 / (1.0 + math.exp(-log_odds))
+
+
+def _logit(probability: float) -> float:
+    clipped = min(max(probability, 0.01), 0.99)
+    return math.log(clipped / (1.0 - clipped))
+
+
+@dataclass(frozen=True)
+class _Rewrite:
+    """An active task outside the band and its usable variants."""
+
+    parent: TaskRecord
+    direction: Direction
+    critique: str
+    candidates: tuple[Task, ...]  # in random order, so that stable sorting breaks ties at random
+
+
+class ParametricAdapter:
+    """Proposes, for each task outside the band, the variant whose expected success is nearest the target."""
+
+    def __init__(
+        self,
+        low: float = 0.2,
+        high: float = 0.8,
+        candidates: int = 24,
+        target: float = 0.5,
+        max_proposals: int | None = None,
+        ranking: Literal["critic", "random"] = "critic",
+    ) -> None:
+        """Configure when and how tasks are rewritten.
+
+        Args:
+            low: a success rate below it asks for an easier variant.
+            high: a success rate above it asks for a harder variant.
+            candidates: variants that the environment is asked for per task.
+            target: wanted success rate of the chosen variant.
+            max_proposals: most proposals pending at a time; null: no limit.
+            ranking: `critic` chooses by `anchored_success`, `random` among all valid variants.
+        """
+        if not 0.0 <= low <= target <= high <= 1.0:
+            raise ConfigError(f"need 0 <= low <= target <= high <= 1, got {low}, {target}, {high}")
+        if candidates < 1:
+            raise ConfigError(f"candidates must be at least 1, got {candidates}")
+        if max_proposals is not None and max_proposals < 1:
+            raise ConfigError(f"max_proposals must be at least 1 or null, got {max_proposals}")
+        if ranking not in ("critic", "random"):
+            raise ConfigError(f"ranking must be 'critic' or 'random', got '{ranking}'")
+        self.low = low
+        self.high = high
+        self.candidates = candidates
+        self.target = target
+        self.max_proposals = max_proposals
+        self.ranking = ranking
+
+    def adapt(
+        self, environment: Environment, pool: TaskPool, feedback: Sequence[TaskFeedback], predict: Predict, key: str
+    ) -> None:
+        rewrites = self._collect(environment, pool, feedback, key)
+        if not rewrites:
+            return
+        predictions: dict[str, float] | None = None
+        if self.ranking == "critic":
+            tasks = {task.id: task for rewrite in rewrites for task in (rewrite.parent.task, *rewrite.candidates)}
+            predictions = dict(zip(tasks, predict(list(tasks.values())), strict=True))
+        for rewrite in rewrites:
+            for task in self._rank(rewrite, predictions):
+                proposal = Proposal(
+                    task=task,
+                    direction=rewrite.direction,
+                    parent_id=rewrite.parent.task.id,
+                    parent_successes=rewrite.parent.successes,
+                    parent_rollouts=rewrite.parent.rollouts,
+                    critique=rewrite.critique,
+                    predicted_success=None if predictions is None else predictions[task.id],
+                )
+                if pool.propose(proposal):  # refused when another parent has just proposed the same task
+                    break
+
+    def _collect(self, environment: Environment, pool: TaskPool, feedback: Sequence[TaskFeedback], key: str) -> list[_Rewrite]:
+        room = len(feedback) if self.max_proposals is None else self.max_proposals - len(pool.pending)
+        order = list(feedback)
+        Random(f"{key}/order").shuffle(order)  # so that a small `max_proposals` favours no slot
+        rewrites: list[_Rewrite] = []
+        for item in order:
+            if len(rewrites) >= room:
+                break
+            if item.rollouts == 0 or not pool.is_active(item.task.id) or pool.has_pending_child(item.task.id):
+                continue
+            direction = trigger(item.successes, item.rollouts, self.low, self.high)
+            if direction is None:
+                continue
+            candidates = self._candidates(environment, pool, item.task, direction, key)
+            if candidates:
+                critique = " ".join(dict.fromkeys(item.critiques))
+                rewrites.append(_Rewrite(pool.record(item.task.id), direction, critique, candidates))
+        return rewrites
+
+    def _candidates(
+        self, environment: Environment, pool: TaskPool, task: Task, direction: Direction, key: str
+    ) -> tuple[Task, ...]:
+        rng = Random(f"{key}/vary/{task.id}")
+        varied = {candidate.id: candidate for candidate in environment.vary(task, direction, rng, self.candidates)}
+        usable = [c for c in varied.values() if not pool.knows(c.id) and environment.validate(c, task) is None]
+        rng.shuffle(usable)
+        return tuple(usable)
+
+    def _rank(self, rewrite: _Rewrite, predictions: dict[str, float] | None) -> list[Task]:
+        """Candidates, best first: those that move the right way, then by distance from the target."""
+        if predictions is None:
+            return list(rewrite.candidates)
+        parent = rewrite.parent
+        before = predictions[parent.task.id]
+
+        def badness(task: Task) -> tuple[bool, float]:
+            after = predictions[task.id]
+            moves = after < before if rewrite.direction == "harder" else after > before
+            expected = anchored_success(parent.successes, parent.rollouts, before, after)
+            return not moves, abs(expected - self.target)
+
+        return sorted(rewrite.candidates, key=badness)
+
+
+class FreshTasks:
+    """The control: rolled-out tasks give way to new samples of the same generator, without any verdict."""
+
+    def __init__(
+        self,
+        difficulty_low: float,
+        difficulty_high: float,
+        replace: Literal["all", "out_of_band"] = "all",
+        low: float = 0.2,
+        high: float = 0.8,
+    ) -> None:
+        """Configure what is replaced; give the difficulties that the pool was made with.
+
+        Args:
+            difficulty_low: lower end of the uniform range of difficulties.
+            difficulty_high: upper end of it.
+            replace: `all` tasks that were rolled out, or only those `out_of_band`.
+            low: lower end of the band of success rates.
+            high: upper end of it.
+        """
+        if not 0.0 <= difficulty_low <= difficulty_high <= 1.0:
+            raise ConfigError(f"need 0 <= difficulty_low <= difficulty_high <= 1, got {difficulty_low} and {difficulty_high}")
+        if not 0.0 <= low <= high <= 1.0:
+            raise ConfigError(f"need 0 <= low <= high <= 1, got {low} and {high}")
+        if replace not in ("all", "out_of_band"):
+            raise ConfigError(f"replace must be 'all' or 'out_of_band', got '{replace}'")
+        self.difficulty_low = difficulty_low
+        self.difficulty_high = difficulty_high
+        self.replace = replace
+        self.low = low
+        self.high = high
+
+    def adapt(
+        self, environment: Environment, pool: TaskPool, feedback: Sequence[TaskFeedback], predict: Predict, key: str
+    ) -> None:
+        del predict
+        leaving = [
+            item.task.id
+            for item in feedback
+            if pool.is_active(item.task.id) and not pool.has_pending_child(item.task.id) and self._leaves(item)
+        ]
+        if not leaving:
+            return
+        taken = {task.id for task in pool.slots}.difference(leaving) | {proposal.task.id for proposal in pool.pending}
+        fresh = sample_distinct(
+            environment, len(leaving), key, self.difficulty_low, self.difficulty_high, is_taken=taken.__contains__
+        )
+        pool.replace_slots(leaving, fresh)
+
+    def _leaves(self, item: TaskFeedback) -> bool:
+        if self.replace == "all":
+            return True
+        return item.rollouts > 0 and trigger(item.successes, item.rollouts, self.low, self.high) is not None

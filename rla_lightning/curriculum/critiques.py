@@ -1,0 +1,61 @@
+"""Text feedback on rollouts, filled into templates, for models too small to write any."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rla_lightning.types import Judgment, RolloutGroup, Step, Trajectory
+
+MAX_LISTED = 5  # steps or actions named in one critique
+
+
+def template_critique(group: RolloutGroup, high: float = 0.8) -> tuple[str, ...]:
+    """Why rollouts failed and, above the band, what made the task easy; at most two sentences each.
+
+    The paper critiques failed rollouts only, which leaves nothing to say about a task at success 1.0
+    (paper.md section 5, defect 10). A group with a success rate over `high` gets one of its shortest win.
+    """
+    judgments = group.judgments or tuple(() for _ in group.trajectories)
+    critiques = [
+        _critique_loss(trajectory, votes)
+        for trajectory, votes in zip(group.trajectories, judgments, strict=True)
+        if not trajectory.is_won and trajectory.stop_reason != "ENV_ERROR"
+    ]
+    if group.rollouts and group.successes / group.rollouts > high:
+        critiques.append(_critique_wins(group))
+    return tuple(critiques)
+
+
+def _critique_loss(trajectory: Trajectory, judgments: Sequence[Sequence[Judgment]]) -> str:
+    """Steps are numbered from 0, as in the trajectory files."""
+    ending = "ran out of turns" if trajectory.stop_reason == "MAX_TURNS" else "lost"
+    sentence = f"The rollout {ending} after {_turns(trajectory)}."
+    if not judgments:
+        return sentence
+    blamed = [
+        f"{index} ({_action(step)})"
+        for index, (step, votes) in enumerate(zip(trajectory.steps, judgments, strict=True))
+        if votes and all(vote.score == -1 for vote in votes)
+    ]
+    if not blamed:
+        return f"{sentence} No step has only negative votes."
+    return f"{sentence} All votes are negative at step{'' if len(blamed) == 1 else 's'} {_listing(blamed)}."
+
+
+def _critique_wins(group: RolloutGroup) -> str:
+    shortest = min((t for t in group.valid_trajectories if t.is_won), key=lambda t: len(t.steps))
+    actions = _listing([_action(step) for step in shortest.steps])
+    return f"{group.successes} of {group.rollouts} rollouts won. The shortest took {_turns(shortest)}: {actions}."
+
+
+def _turns(trajectory: Trajectory) -> str:
+    return f"{len(trajectory.steps)} turn" + ("" if len(trajectory.steps) == 1 else "s")
+
+
+def _action(step: Step) -> str:
+    return step.action or "no readable action"
+
+
+def _listing(items: Sequence[str]) -> str:
+    more = f" and {len(items) - MAX_LISTED} more" if len(items) > MAX_LISTED else ""
+    return ", ".join(items[:MAX_LISTED]) + more

@@ -1,0 +1,144 @@
+"""The environment as a LightningDataModule: a task pool that is regenerated from feedback every epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+import lightning as L
+from torch.utils.data import DataLoader
+
+from rla_lightning.curriculum.adapters import Predict, TaskAdapter
+from rla_lightning.curriculum.pool import TaskPool
+from rla_lightning.environments.base import Environment
+from rla_lightning.settings import require
+from rla_lightning.types import ConfigError, EvaluationSet, Split, Task, TaskBatch, TaskFeedback
+
+SPLITS: tuple[Split, ...] = ("in_domain", "out_of_distribution")
+
+
+def _first(items: Sequence[Any]) -> Any:
+    return items[0]
+
+
+class EnvironmentDataModule(L.LightningDataModule):
+    """Serves tasks to train on, rewrites them between epochs, and holds the evaluation tasks.
+
+    One epoch is one round of task generation and one iteration. The training loader is a pure function of
+    this object's state, so a resumed run draws the same tasks as an uninterrupted one.
+
+    Args:
+        environment: makes, plays and rewrites tasks; the model uses the same one.
+        adapter: rewrites the pool after each iteration; null keeps the tasks fixed.
+        tasks_per_iteration: tasks rolled out in one iteration, proposals included.
+        pool_size: slots of active tasks.
+        difficulty_low: lowest difficulty of fresh tasks, in [0, 1].
+        difficulty_high: highest difficulty of fresh tasks, in [0, 1].
+        validation_tasks: held-out tasks per split for tuning.
+        test_tasks: held-out tasks per split for the reported numbers.
+        max_rerolls: further iterations in which an undecided proposal is rolled out.
+        seed: of task generation; evaluation tasks do not depend on it.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        adapter: TaskAdapter | None = None,
+        tasks_per_iteration: int = 24,
+        pool_size: int = 96,
+        difficulty_low: float = 0.0,
+        difficulty_high: float = 1.0,
+        validation_tasks: int = 64,
+        test_tasks: int = 320,
+        max_rerolls: int = 1,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        require(tasks_per_iteration >= 1, f"data.tasks_per_iteration must be at least 1, got {tasks_per_iteration}")
+        require(
+            pool_size >= 2 * tasks_per_iteration or (adapter is None and pool_size >= tasks_per_iteration),
+            f"data.pool_size {pool_size} is too small for data.tasks_per_iteration {tasks_per_iteration}: parents of pending "
+            "proposals are not drawn, so an adapter needs twice as many slots",
+        )
+        require(
+            0 <= difficulty_low <= difficulty_high <= 1,
+            f"data.difficulty_low and data.difficulty_high must satisfy 0 <= low <= high <= 1, "
+            f"got {difficulty_low} and {difficulty_high}",
+        )
+        for name, value in (("validation_tasks", validation_tasks), ("test_tasks", test_tasks)):
+            require(value >= 1, f"data.{name} must be at least 1, got {value}: an empty task set evaluates nothing")
+        require(max_rerolls >= 0, f"data.max_rerolls must not be negative, got {max_rerolls}")
+        self.environment = environment
+        self.adapter = adapter
+        self.tasks_per_iteration = tasks_per_iteration
+        self.difficulty = (difficulty_low, difficulty_high)
+        self.evaluation_sizes = {"validation": validation_tasks, "test": test_tasks}
+        self.seed = seed
+        self.epoch = 0
+        self._evaluation_sets: dict[str, tuple[EvaluationSet, ...]] = {}
+        self.pool = TaskPool.fresh(
+            environment, pool_size, f"{seed}/pool", difficulty_low, difficulty_high, max_rerolls, self._held_out_ids()
+        )
+
+    def train_dataloader(self) -> DataLoader[TaskBatch]:
+        batch = self.pool.draw(self.tasks_per_iteration, f"{self.seed}/draw/{self.epoch}")
+        return DataLoader([batch], batch_size=1, collate_fn=_first)  # type: ignore[arg-type]
+
+    def val_dataloader(self) -> list[DataLoader[EvaluationSet]]:
+        return self._evaluation_loaders("validation")
+
+    def test_dataloader(self) -> list[DataLoader[EvaluationSet]]:
+        return self._evaluation_loaders("test")
+
+    def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
+        del device, dataloader_idx
+        return batch  # tasks are plain data; tensors are made where they are used
+
+    def evaluation_sets(self, purpose: str) -> tuple[EvaluationSet, ...]:
+        """The held-out tasks of `validation` or `test`: the same in every run, disjoint from each other."""
+        if purpose not in self._evaluation_sets:
+            self._evaluation_sets[purpose] = tuple(self._held_out(purpose, split) for split in SPLITS)
+        return self._evaluation_sets[purpose]
+
+    def adapt(self, feedback: Sequence[TaskFeedback], predict: Predict) -> None:
+        """Book the verdicts of one iteration and propose the next tasks."""
+        self.pool.book(feedback)
+        if self.adapter is not None:
+            self.adapter.adapt(self.environment, self.pool, feedback, predict, f"{self.seed}/adapt/{self.epoch}")
+        self.epoch += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"pool": self.pool.state(), "epoch": self.epoch}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.pool = TaskPool.from_state(state_dict["pool"], self._held_out_ids())
+        self.epoch = state_dict["epoch"]
+
+    def _held_out_ids(self) -> frozenset[str]:
+        sets = self.evaluation_sets("validation") + self.evaluation_sets("test")
+        return frozenset(task.id for evaluation_set in sets for task in evaluation_set.tasks)
+
+    def _held_out(self, purpose: str, split: Split) -> EvaluationSet:
+        number = self.evaluation_sizes[purpose]
+        taken = (
+            {task.id for task in self.evaluation_sets("validation")[SPLITS.index(split)].tasks} if purpose == "test" else set()
+        )
+        tasks: dict[str, Task] = {}
+        low, high = self.difficulty
+        for attempt in range(20 * number):
+            rng = Random(f"held-out/{purpose}/{split}/{attempt}")
+            task = self.environment.sample(rng, rng.uniform(low, high), split)
+            if task.id not in taken and self.environment.validate(task) is None:
+                tasks.setdefault(task.id, task)
+            if len(tasks) == number:
+                return EvaluationSet(split, tuple(tasks.values()))
+        raise ConfigError(
+            f"{self.environment.name} gave only {len(tasks)} distinct {split} tasks; data.{purpose}_tasks asks for {number}"
+        )
+
+    def _evaluation_loaders(self, purpose: str) -> list[DataLoader[EvaluationSet]]:
+        return [
+            DataLoader([tasks], batch_size=1, collate_fn=_first)  # type: ignore[arg-type]
+            for tasks in self.evaluation_sets(purpose)
+        ]

@@ -1,0 +1,81 @@
+"""The contract of an environment: subclass `Environment` and `Episode`, name the class in YAML.
+
+An environment is stateless and picklable: every random draw comes from the generator it is given,
+everything about a task is in `Task.spec`. Only `sample`, `start` and `Episode.step` are needed to
+train on fixed tasks; `vary` and `validate` switch adaptation on; `expert` and `label_step` serve
+warm starts and evaluation where ground truth exists, never the training signal.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from random import Random
+
+from rla_lightning.types import Direction, ExpertAction, Observation, Split, StepLabel, Task, Transition
+
+
+class Episode(ABC):
+    """One single-use playthrough of a task.
+
+    Attributes:
+        observation: what the agent sees now.
+        max_turns: turns after which the episode counts as lost; the rollout enforces it.
+    """
+
+    observation: Observation
+    max_turns: int
+
+    @abstractmethod
+    def step(self, action: str) -> Transition:
+        """Apply one action; "" stands for an answer that could not be parsed.
+
+        An action that is not understood or not admissible leaves the state unchanged and returns
+        `is_valid=False`.
+        """
+
+
+class Environment(ABC):
+    """Makes tasks, plays them and rewrites them."""
+
+    name: str = "environment"
+
+    @abstractmethod
+    def sample(self, rng: Random, difficulty: float, split: Split = "in_domain") -> Task:
+        """A fresh task; its id is a function of its spec, so equal specs have equal ids."""
+
+    @abstractmethod
+    def start(self, task: Task) -> Episode:
+        """A new episode of the task; equal tasks give equal episodes."""
+
+    def vary(self, task: Task, direction: Direction, rng: Random, number: int) -> Sequence[Task]:
+        """Up to `number` rewritten candidates, already meant to be harder or easier than `task`."""
+        del task, direction, rng, number
+        return ()
+
+    def validate(self, task: Task, parent: Task | None = None) -> str | None:
+        """The problem that forbids using the task (unsolvable, equal to its parent, ...), or None."""
+        del task, parent
+        return None
+
+    def describe(self, task: Task) -> str:
+        """The task in short, for the critic and the rewriter; vocabulary words for tiny models."""
+        del task
+        return ""
+
+    def vocabulary(self) -> tuple[str, ...]:
+        """Every word that digests, short commands, thoughts and critiques can contain.
+
+        Needed only for tiny models whose tokenizer is made for the environment.
+        """
+        return ()
+
+    def expert(self, episode: Episode, rng: Random) -> ExpertAction | None:
+        """What an expert with the agent's knowledge would do next; None without an expert."""
+        del episode, rng
+        return None
+
+    def label_step(self, episode: Episode, action: str) -> StepLabel | None:
+        """Ground truth about an action in the episode's present state; None without it."""
+        del episode, action
+        return None

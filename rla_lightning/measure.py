@@ -1,0 +1,65 @@
+"""Named numbers about rollouts, of one training iteration and of one evaluation set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torchmetrics import Metric
+
+from rla_lightning.metrics import CriticMetrics, JudgeMetrics, RolloutMetrics
+from rla_lightning.types import RolloutGroup
+
+GroupValues = list[np.ndarray]  # [G] of [K] predicted success probabilities before each step
+NEEDS_LABELS = ("process_accuracy", "true_positive_rate", "true_negative_rate", "auc", "process_accuracy_all", "right_step_rate")
+
+
+def measure(
+    groups: Sequence[RolloutGroup], values: Sequence[GroupValues], device: torch.device, over_ranks: bool = True
+) -> dict[str, float]:
+    """Rollout, judge and critic metrics.
+
+    Args:
+        groups: of this rank, or the same groups on every rank when `over_ranks` is False.
+        values: the critic's predictions of the same groups.
+        device: where ranks exchange their sums.
+    """
+    metrics: dict[str, Metric] = {
+        "rollout": RolloutMetrics(sync_on_compute=over_ranks),
+        "reward_model": JudgeMetrics(sync_on_compute=over_ranks),
+        "critic": CriticMetrics(sync_on_compute=over_ranks),
+    }
+    for metric in metrics.values():
+        metric.to(device)
+    metrics["rollout"].update(groups)
+    metrics["reward_model"].update(groups)
+    metrics["critic"].update(*_predictions(groups, values))
+    return {f"{prefix}/{name}": float(v) for prefix, metric in metrics.items() for name, v in metric.compute().items()}
+
+
+def iteration_metrics(groups: Sequence[RolloutGroup], values: Sequence[GroupValues], active: int) -> dict[str, float]:
+    """What one iteration saw; success and turns of the `active` first groups, so that proposals do not colour them."""
+    shown = measure(groups, values, torch.device("cpu"), over_ranks=False)
+    if active:
+        rollouts = measure(groups[:active], values[:active], torch.device("cpu"), over_ranks=False)
+        shown |= {name: value for name, value in rollouts.items() if name.startswith("rollout/")}
+    shown = {name: value for name, value in shown.items() if name.rsplit("/", 1)[-1] not in NEEDS_LABELS}
+    rated = [group for group in groups if group.rollouts]
+    same = sum(group.successes in (0, group.rollouts) for group in rated)
+    shown["rollout/frac_reward_zero_std"] = same / max(1, len(rated))
+    shown["rollout/groups_with_signal"] = float(len(rated) - same)  # some rollouts won, some lost
+    return shown
+
+
+def _predictions(groups: Sequence[RolloutGroup], values: Sequence[GroupValues]) -> tuple[list[float], list[float], list[bool]]:
+    predicted: list[float] = []
+    outcomes: list[float] = []
+    is_first: list[bool] = []
+    for group, arrays in zip(groups, values, strict=True):
+        for trajectory, array in zip(group.trajectories, arrays, strict=True):
+            if trajectory.stop_reason != "ENV_ERROR":
+                predicted += array.tolist()
+                outcomes += [trajectory.outcome] * len(array)
+                is_first += [k == 0 for k in range(len(array))]
+    return predicted, outcomes, is_first

@@ -1,0 +1,470 @@
+"""ClosedLoop: policy, reward model and critic in one LightningModule, trained by manual optimization."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from functools import partial
+from random import Random
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from torch import Tensor, nn
+
+from rla_lightning.algorithm.acceptance import posterior, threshold
+from rla_lightning.algorithm.losses import LossOutput, policy_loss, value_loss
+from rla_lightning.algorithm.precision import count_votes
+from rla_lightning.curriculum.critiques import template_critique
+from rla_lightning.distributed import share, unshare
+from rla_lightning.environments.base import Environment
+from rla_lightning.measure import GroupValues, iteration_metrics, measure
+from rla_lightning.models.language_model import load_language_model, trainable_state
+from rla_lightning.models.sharding import shard, sync_replica
+from rla_lightning.models.specs import LanguageModelSpec, ValueModelSpec
+from rla_lightning.models.value_model import load_value_model
+from rla_lightning.optimization import optimize
+from rla_lightning.rollout.formats import (
+    CompactCriticFormat,
+    CompactJudgeFormat,
+    CompactPolicyFormat,
+    CriticFormat,
+    JudgeFormat,
+    PolicyFormat,
+)
+from rla_lightning.rollout.logprobs import response_logprobs
+from rla_lightning.rollout.players import Formats, Players, Progress, no_progress
+from rla_lightning.rollout.sampler import TransformersSampler
+from rla_lightning.settings import AcceptanceSettings, RewardSettings, RolloutSettings, UpdateSettings
+from rla_lightning.types import (
+    ConfigError,
+    EvaluationSet,
+    IterationResult,
+    Proposal,
+    RolloutGroup,
+    Task,
+    TaskBatch,
+    TaskFeedback,
+    Verdict,
+)
+from rla_lightning.updates import (
+    GroupCredit,
+    Piece,
+    TaskSample,
+    ValuePiece,
+    assign_credit,
+    judge_samples,
+    pieces,
+    policy_samples,
+    value_pieces,
+    value_samples,
+    votes_of,
+)
+
+MODELS = ("policy", "reward_model", "critic")
+
+
+class ClosedLoop(L.LightningModule):
+    """Policy, reward model and critic that improve each other (RLAnything, arXiv 2602.02488).
+
+    Args:
+        environment: plays the tasks; the one that the data makes them with.
+        policy: acts.
+        reward_model: judges every step of the policy.
+        critic: predicts how likely success is.
+        policy_optimizer: null freezes the policy.
+        reward_model_optimizer: null freezes the reward model.
+        critic_optimizer: null freezes the critic.
+        policy_scheduler: stepped once per iteration; null keeps the learning rate.
+        reward_model_scheduler: likewise.
+        critic_scheduler: likewise.
+        rollout: how episodes are played and judged.
+        reward: how outcomes and judgments become advantages.
+        acceptance: when a rewritten task replaces its parent.
+        policy_update: the policy's part of an iteration.
+        reward_model_update: the reward model's part of an iteration.
+        critic_update: the critic's part of an iteration.
+        policy_format: renders the policy's prompts and reads its answers; null: compact.
+        judge_format: renders the judge's prompts and reads its votes; null: compact.
+        critic_format: renders the critic's prompts; null: compact.
+        seed: of every random draw in here.
+    """
+
+    iteration: Tensor
+    tokens_generated: Tensor
+    tokens_trained: Tensor  # those that carried loss
+
+    def __init__(
+        self,
+        environment: Environment,
+        policy: LanguageModelSpec = LanguageModelSpec(),
+        reward_model: LanguageModelSpec = LanguageModelSpec(),
+        critic: ValueModelSpec = ValueModelSpec(),
+        policy_optimizer: OptimizerCallable | None = torch.optim.AdamW,
+        reward_model_optimizer: OptimizerCallable | None = torch.optim.AdamW,
+        critic_optimizer: OptimizerCallable | None = torch.optim.AdamW,
+        policy_scheduler: LRSchedulerCallable | None = None,
+        reward_model_scheduler: LRSchedulerCallable | None = None,
+        critic_scheduler: LRSchedulerCallable | None = None,
+        rollout: RolloutSettings = RolloutSettings(),
+        reward: RewardSettings = RewardSettings(),
+        acceptance: AcceptanceSettings = AcceptanceSettings(),
+        policy_update: UpdateSettings = UpdateSettings(),
+        reward_model_update: UpdateSettings = UpdateSettings(success_low=0.2, success_high=0.8),
+        critic_update: UpdateSettings = UpdateSettings(),
+        policy_format: PolicyFormat | None = None,
+        judge_format: JudgeFormat | None = None,
+        critic_format: CriticFormat | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.strict_loading = False  # frozen and tied weights are not saved; on_load_checkpoint compares the others
+        self.environment = environment
+        self.policy_spec, self.reward_model_spec, self.critic_spec = policy, reward_model, critic
+        self.optimizer_factories = dict(zip(MODELS, (policy_optimizer, reward_model_optimizer, critic_optimizer), strict=True))
+        self.scheduler_factories = dict(zip(MODELS, (policy_scheduler, reward_model_scheduler, critic_scheduler), strict=True))
+        self.rollout, self.reward, self.acceptance = rollout, reward, acceptance
+        self.policy_update, self.reward_model_update, self.critic_update = policy_update, reward_model_update, critic_update
+        self.formats = Formats(
+            policy_format or CompactPolicyFormat(), judge_format or CompactJudgeFormat(), critic_format or CompactCriticFormat()
+        )
+        self.seed = seed
+        self.progress: Progress = no_progress  # callbacks may listen here
+        self.policy: nn.Module | None = None  # built in configure_model
+        self.reward_model: nn.Module | None = None
+        self.critic: nn.Module | None = None
+        self.register_buffer("iteration", torch.zeros((), dtype=torch.long))
+        self.register_buffer("tokens_generated", torch.zeros((), dtype=torch.long))
+        self.register_buffer("tokens_trained", torch.zeros((), dtype=torch.long))
+        self._feedback: list[TaskFeedback] = []
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+
+    # The loop
+
+    def training_step(self, batch: TaskBatch, batch_idx: int) -> dict[str, IterationResult]:
+        """One iteration: roll out, judge, decide on proposals, update all three models."""
+        key = f"{self.seed}/iteration/{int(self.iteration)}"
+        self.sync_players()
+        with self._timed("rollout"):
+            groups = self._roll_out(batch.tasks, key)
+        with self._timed("judge"):
+            groups = self._judge(groups, key)
+        values = self._values(groups)
+        verdicts = self._verdicts(batch.proposals, groups[len(batch.active) :])
+        credits = [assign_credit(g, self.reward, [2 * v - 1 for v in value]) for g, value in zip(groups, values, strict=True)]
+        trained = [i for i, group in enumerate(groups) if verdicts.get(group.task.id, "ACCEPT") == "ACCEPT"]
+        kept, credit = [groups[i] for i in trained], [credits[i] for i in trained]
+        with self._timed("update"):
+            updates = self._update_policy(kept, credit, key)
+            updates |= self._update_reward_model(kept, credit, key)
+            updates |= self._update_critic(kept, key)
+        self.iteration += 1
+        feedback = [self._task_feedback(group, value, verdicts) for group, value in zip(groups, values, strict=True)]
+        metrics = iteration_metrics(groups, values, len(batch.active)) | updates
+        self._finish_iteration(metrics, feedback)
+        return {"result": _result(int(self.iteration), feedback, groups, credits, values, metrics)}
+
+    def on_train_epoch_end(self) -> None:
+        """Regenerate the tasks from this epoch's feedback; `data.adapter: null` only books it."""
+        datamodule = self.trainer.datamodule  # type: ignore[attr-defined]
+        self.sync_players()
+        self.progress("adapting tasks", 0, 1, float("nan"))
+        datamodule.adapt(self._feedback, self.players.predict)
+        self._feedback = []
+        self.log_dict({f"env/{name}": value for name, value in datamodule.pool.statistics().items()}, batch_size=1)
+        self.log("step", float(self.iteration), batch_size=1)
+
+    def _roll_out(self, tasks: Sequence[Task], key: str) -> list[RolloutGroup]:
+        settings = self.rollout
+        return unshare(
+            self.players.play(share(tasks), settings.group_size, key, max_turns=settings.max_turns, progress=self.progress)
+        )
+
+    def _judge(self, groups: Sequence[RolloutGroup], key: str) -> list[RolloutGroup]:
+        judged = unshare(self.players.judge(share(groups), key, progress=self.progress))
+        self.tokens_generated += sum(_generated_tokens(group) for group in judged)
+        return judged
+
+    def _values(self, groups: Sequence[RolloutGroup]) -> list[GroupValues]:
+        return unshare([self.players.state_values(group) for group in share(groups)])
+
+    def _verdicts(self, proposals: Sequence[Proposal], groups: Sequence[RolloutGroup]) -> dict[str, Verdict]:
+        settings = self.acceptance
+        rule = threshold if settings.rule == "threshold" else partial(posterior, level=settings.level)
+        return {
+            proposal.task.id: rule(
+                proposal.direction,
+                proposal.parent_successes,
+                proposal.parent_rollouts,
+                proposal.successes + group.successes,
+                proposal.rollouts + group.rollouts,
+                low=settings.low,
+                high=settings.high,
+            )
+            for proposal, group in zip(proposals, groups, strict=True)
+        }
+
+    def _task_feedback(self, group: RolloutGroup, values: GroupValues, verdicts: dict[str, Verdict]) -> TaskFeedback:
+        votes = count_votes(*votes_of(group))
+        starts = [value[0] for value in values if len(value)]
+        return TaskFeedback(
+            task=group.task,
+            successes=group.successes,
+            rollouts=group.rollouts,
+            critic_value=float(np.mean(starts)) if starts else None,
+            critiques=template_critique(group, self.acceptance.high),
+            p_plus=votes.p_plus,
+            p_minus=votes.p_minus,
+            verdict=verdicts.get(group.task.id),
+        )
+
+    def _finish_iteration(self, metrics: dict[str, float], feedback: list[TaskFeedback]) -> None:
+        """Step the schedulers, log on the iteration axis, keep the feedback for `adapt`."""
+        rates = {f"{name}/lr": self._optimizers[name].param_groups[0]["lr"] for name in self._optimizers}
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")  # a model without samples
+            for scheduler in self._schedulers:
+                scheduler.step()
+        times = {f"time/{stage}": seconds for stage, seconds in self._seconds.items()}
+        self._seconds.clear()
+        self.log_dict({**metrics, **rates, **times}, batch_size=1)
+        self.log("step", float(self.iteration), batch_size=1)
+        self._feedback.extend(feedback)
+
+    # Updates
+
+    def _update_policy(self, groups: Sequence[RolloutGroup], credits: Sequence[GroupCredit], key: str) -> dict[str, float]:
+        samples = policy_samples(groups, credits, self.policy_update)
+        return self._update_language_model("policy", samples, self.policy_update, key)
+
+    def _update_reward_model(self, groups: Sequence[RolloutGroup], credits: Sequence[GroupCredit], key: str) -> dict[str, float]:
+        samples = judge_samples(groups, credits, self.reward, self.reward_model_update, Random(f"{key}/balance"))
+        return self._update_language_model("reward_model", samples, self.reward_model_update, key)
+
+    def _update_language_model(
+        self, name: str, samples: Sequence[TaskSample], settings: UpdateSettings, key: str
+    ) -> dict[str, float]:
+        """Clipped policy-gradient update of the policy or the reward model."""
+        if name not in self._optimizers or not samples:
+            return {f"{name}/samples": float(len(samples))}
+        self.progress(f"updating {name}", 0, 1, float("nan"))
+        model, temperature = getattr(self, name), self.rollout.temperature
+        steps = pieces(samples, settings, Random(f"{key}/{name}"), self._pad_ids[name], self.device)
+        with torch.no_grad():  # the same forward at the same shapes as below: the first ratio is exactly 1
+            old = {id(piece): response_logprobs(model, piece.batch, temperature)[0] for step in steps for piece in step}
+
+        def loss(piece: Piece) -> LossOutput:
+            batch = piece.batch
+            logprobs, entropy = response_logprobs(model, batch, temperature, with_entropy=True)
+            output = policy_loss(
+                logprobs,
+                old[id(piece)],
+                batch.advantages,
+                batch.response_mask,
+                denominator=piece.denominator,
+                clip_range=settings.clip_range,
+                kl_coef=settings.kl_coef,
+                ent_coef=settings.ent_coef,
+                entropy=entropy,
+                weights=batch.weights,
+            )
+            gap = ((old[id(piece)] - piece.sampler_logprobs).abs() * batch.response_mask).sum()
+            return LossOutput(output.loss, {**output.metrics, "sampler_gap": gap})
+
+        sums = optimize(self, name, self._optimizers[name], steps, loss, settings)
+        self.tokens_trained += int(sums.get("tokens", 0))
+        per_token = {n: sums[n] / max(sums["tokens"], 1) for n in ("approx_kl", "clip_fraction", "entropy", "sampler_gap")}
+        summary = {"samples": float(len(samples)), **per_token, **_per_step(sums)}
+        return {f"{name}/{metric}": value for metric, value in summary.items()}
+
+    def _update_critic(self, groups: Sequence[RolloutGroup], key: str) -> dict[str, float]:
+        """Fit the predicted success to the verified outcomes."""
+        samples = value_samples(groups, self.critic_update)
+        if "critic" not in self._optimizers or not samples:
+            return {}
+        self.progress("updating critic", 0, 1, float("nan"))
+        critic = self.critic
+        assert critic is not None
+        steps = value_pieces(samples, self.critic_update, Random(f"{key}/critic"), self._pad_ids["critic"], self.device)
+
+        def loss(piece: ValuePiece) -> LossOutput:
+            batch = piece.batch
+            logits = critic(batch.input_ids, batch.attention_mask)
+            return value_loss(logits, batch.outcomes, denominator=piece.denominator, weights=batch.weights)
+
+        sums = optimize(self, "critic", self._optimizers["critic"], steps, loss, self.critic_update)
+        return {f"critic/{metric}": value for metric, value in _per_step(sums).items()}
+
+    # Evaluation
+
+    def validation_step(self, batch: EvaluationSet, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self._log_evaluation("validation", batch)
+
+    def test_step(self, batch: EvaluationSet, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self._log_evaluation("test", batch)
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("step", float(self.iteration), batch_size=1)
+
+    def on_test_epoch_end(self) -> None:
+        self.log("step", float(self.iteration), batch_size=1)
+
+    def evaluate(self, batch: EvaluationSet, purpose: str) -> dict[str, float]:
+        """Success, judge and critic metrics on held-out tasks, sampled at the training temperature.
+
+        The draws are the same at every call, so differences come from the models.
+        """
+        self.sync_players()
+        key = f"{self.seed}/evaluate/{purpose}/{batch.split}"
+        mine = self.players.play(
+            share(batch.tasks),
+            self.rollout.eval_samples,
+            key,
+            max_turns=self.rollout.eval_max_turns,
+            with_labels=True,
+            progress=lambda stage, *rest: self.progress(f"{purpose} {batch.split}: {stage}", *rest),
+        )
+        mine = self.players.judge(mine, key)
+        return measure(mine, [self.players.state_values(group) for group in mine], self.device)
+
+    def _log_evaluation(self, purpose: str, batch: EvaluationSet) -> None:
+        metrics = {f"{purpose}/{batch.split}/{name}": value for name, value in self.evaluate(batch, purpose).items()}
+        self.log_dict(metrics, batch_size=len(batch.tasks), add_dataloader_idx=False)
+
+    # Models, optimizers, checkpoints
+
+    def configure_model(self) -> None:
+        """Build the models once; under a device mesh shard them and keep unsharded copies to sample from."""
+        if self.policy is not None:
+            return
+        words = self.environment.vocabulary()
+        policy = load_language_model(self.policy_spec, words, f"{self.seed}/policy")
+        reward_model = load_language_model(self.reward_model_spec, words, f"{self.seed}/reward_model")
+        critic = load_value_model(self.critic_spec, words, f"{self.seed}/critic")
+        self.policy, self.reward_model, self.critic = policy.model, reward_model.model, critic.model
+        tokenizers = (policy.tokenizer, reward_model.tokenizer, critic.tokenizer)
+        self._pad_ids = {name: int(tokenizer.pad_token_id) for name, tokenizer in zip(MODELS, tokenizers, strict=True)}
+        if self.device_mesh is not None:
+            mesh = self.device_mesh["data_parallel"]
+            for name in MODELS:
+                setattr(self, name, shard(deepcopy(getattr(self, name)), mesh))
+        self.players = Players(
+            self.environment,
+            policy,
+            reward_model,
+            critic,
+            TransformersSampler(policy.model, policy.tokenizer, self.rollout.sampler_tokens),
+            TransformersSampler(reward_model.model, reward_model.tokenizer, self.rollout.sampler_tokens),
+            self.formats,
+            self.rollout,
+        )
+
+    def sync_players(self) -> None:
+        """Bring the unsharded copies up to date; nothing to do where the models themselves are used."""
+        replicas: tuple[nn.Module, ...] = (
+            self.players.policy.model,
+            self.players.reward_model.model,
+            self.players.critic.model,
+        )
+        for name, replica in zip(MODELS, replicas, strict=True):
+            model = getattr(self, name)
+            if replica is not model:
+                sync_replica(replica.to(self.device), model)
+
+    def configure_optimizers(self) -> Any:
+        """One optimizer per model that is not frozen, each with its scheduler."""
+        optimizers, schedulers = [], []
+        for name, factory in self.optimizer_factories.items():
+            if factory is None:
+                continue
+            optimizer = factory([p for p in getattr(self, name).parameters() if p.requires_grad])
+            optimizers.append(optimizer)
+            make_scheduler = self.scheduler_factories[name]
+            if make_scheduler is not None:
+                schedulers.append(make_scheduler(optimizer))
+        return (optimizers, schedulers) if optimizers else None
+
+    @property
+    def _optimizers(self) -> dict[str, LightningOptimizer]:
+        """The optimizers of the models that are not frozen, by name."""
+        names = [name for name, factory in self.optimizer_factories.items() if factory is not None]
+        if not names:
+            return {}  # Lightning has a stand-in optimizer then
+        optimizers = self.optimizers()
+        return dict(zip(names, optimizers if isinstance(optimizers, list) else [optimizers], strict=True))
+
+    @property
+    def _schedulers(self) -> list[Any]:
+        schedulers = self.lr_schedulers()
+        if schedulers is None:
+            return []
+        return schedulers if isinstance(schedulers, list) else [schedulers]
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+        """Counters and trained weights; frozen LoRA bases and tied copies stay out of checkpoints."""
+        kept = {f"{name}.{key}" for name in MODELS for key in trainable_state(getattr(self, name))}
+        kept |= {name for name, _ in self.named_buffers(recurse=False)}
+        return {name: value for name, value in super().state_dict(*args, **kwargs).items() if name in kept}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse a checkpoint of other models by its first key that differs."""
+        own, saved = self.state_dict(), checkpoint["state_dict"]
+        for name in sorted(own.keys() | saved.keys()):
+            if name not in saved or name not in own:
+                place = "the checkpoint" if name not in saved else "this model"
+                raise ConfigError(f"the checkpoint is of another architecture: {place} has no {name}")
+            if own[name].shape != saved[name].shape:
+                shapes = f"{tuple(saved[name].shape)} in the checkpoint, {tuple(own[name].shape)} in this model"
+                raise ConfigError(f"the checkpoint is of another architecture: {name} is {shapes}")
+
+    @contextmanager
+    def _timed(self, stage: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self._seconds[stage] += time.perf_counter() - start
+
+
+def _per_step(sums: dict[str, float]) -> dict[str, float]:
+    steps = max(sums["optimizer_steps"], 1)
+    return {
+        "loss": sums.get("loss", 0.0) / steps,
+        "grad_norm": sums["grad_norm"] / steps,
+        "optimizer_steps": sums["optimizer_steps"],
+        "stopped_early": sums["stopped_early"],
+    }
+
+
+def _generated_tokens(group: RolloutGroup) -> int:
+    acted = sum(len(step.completion.token_ids) for trajectory in group.trajectories for step in trajectory.steps)
+    judged = sum(len(vote.completion.token_ids) for steps in group.judgments for votes in steps for vote in votes)
+    return acted + judged
+
+
+def _result(
+    iteration: int,
+    feedback: Sequence[TaskFeedback],
+    groups: Sequence[RolloutGroup],
+    credits: Sequence[GroupCredit],
+    values: Sequence[GroupValues],
+    metrics: dict[str, float],
+) -> IterationResult:
+    def plain(groups_of_arrays: Sequence[Sequence[np.ndarray]]) -> tuple[tuple[tuple[float, ...], ...], ...]:
+        return tuple(tuple(tuple(array.tolist()) for array in arrays) for arrays in groups_of_arrays)
+
+    return IterationResult(
+        iteration=iteration,
+        feedback=tuple(feedback),
+        groups=tuple(groups),
+        advantages=plain([credit.advantages for credit in credits]),
+        rewards=plain([credit.rewards for credit in credits]),
+        values=plain(values),
+        metrics=metrics,
+    )

@@ -1,0 +1,90 @@
+"""The one update loop of policy, reward model and critic."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import lightning as L
+import torch
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from rla_lightning.algorithm.losses import LossOutput
+from rla_lightning.distributed import sum_over_ranks, world_size
+from rla_lightning.settings import UpdateSettings
+from rla_lightning.updates import Piece, ValuePiece
+
+AnyPiece = TypeVar("AnyPiece", Piece, ValuePiece)
+
+
+def optimize(
+    module: L.LightningModule,
+    name: str,
+    optimizer: LightningOptimizer,
+    steps: Sequence[Sequence[AnyPiece]],
+    loss_fn: Callable[[AnyPiece], LossOutput],
+    settings: UpdateSettings,
+) -> dict[str, float]:
+    """Take one optimizer step per element of `steps`, `settings.update_epochs` times over.
+
+    Args:
+        module: runs the backward pass, so that any Lightning strategy and precision works.
+        name: of the model, for messages.
+        steps: this rank's forward passes of each optimizer step; every rank gives as many.
+        loss_fn: its loss is this rank's part of the step's loss, its metrics are sums.
+
+    Returns:
+        Sums over steps and ranks of the metrics and of `loss`, with `grad_norm` (sum over steps, before clipping),
+        `optimizer_steps`, and `stopped_early` when a step saw a mean KL above `target_kl`.
+
+    Raises:
+        FloatingPointError: a loss or gradient is not finite; no step is taken on it and the tasks are named.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    totals: Counter[str] = Counter(optimizer_steps=0, grad_norm=0, stopped_early=0)
+    module.toggle_optimizer(optimizer)
+    try:
+        for step in [step for _ in range(settings.update_epochs) for step in steps]:
+            optimizer.zero_grad()
+            sums, suspects = _backward(module, step, loss_fn)
+            reduced = sum_over_ranks(sums, module.device)
+            if settings.target_kl is not None and reduced.get("approx_kl", 0.0) > settings.target_kl * reduced["tokens"]:
+                totals["stopped_early"] += 1
+                break
+            norm = float(_full(nn.utils.clip_grad_norm_(parameters, settings.max_grad_norm)))
+            if not (math.isfinite(reduced["loss"]) and math.isfinite(norm)):
+                tasks = ", ".join(suspects or dict.fromkeys(task for piece in step for task in piece.task_ids))
+                raise FloatingPointError(
+                    f"the {name} update is not finite (loss {reduced['loss']}, gradient norm {norm}); tasks: {tasks}"
+                )
+            optimizer.step()
+            totals.update(reduced)
+            totals.update({"grad_norm": norm, "optimizer_steps": 1})
+    finally:
+        optimizer.zero_grad()
+        module.untoggle_optimizer(optimizer)
+    return dict(totals)
+
+
+def _backward(
+    module: L.LightningModule, step: Sequence[AnyPiece], loss_fn: Callable[[AnyPiece], LossOutput]
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Gradients of one optimizer step; the sums of its metrics and the tasks with a loss that is not finite."""
+    sums: dict[str, Tensor] = {}
+    suspects: list[str] = []
+    for piece in step:
+        output = loss_fn(piece)
+        module.manual_backward(output.loss * world_size())  # sharded gradients are averaged over ranks
+        for metric, value in {"loss": output.loss.detach(), **output.metrics}.items():
+            sums[metric] = sums.get(metric, torch.zeros((), dtype=torch.float64)) + value.double().cpu()
+        if not torch.isfinite(output.loss):
+            suspects += piece.task_ids
+    return sums, suspects
+
+
+def _full(norm: Tensor) -> Tensor:
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm

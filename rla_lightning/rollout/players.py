@@ -1,0 +1,121 @@
+"""The three models as they are used between updates: acting, judging, predicting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from rla_lightning.environments.base import Environment
+from rla_lightning.models.language_model import LoadedModel
+from rla_lightning.models.value_model import LoadedValueModel
+from rla_lightning.rollout.batching import make_value_batch, split_by_budget
+from rla_lightning.rollout.collect import Progress, collect, judge
+from rla_lightning.rollout.formats import CriticFormat, JudgeFormat, PolicyFormat
+from rla_lightning.rollout.sampler import Sampler, evaluating
+from rla_lightning.settings import RolloutSettings
+from rla_lightning.types import RolloutGroup, Task
+
+
+def no_progress(stage: str, done: int, total: int, success_rate: float) -> None:
+    """A `Progress` that nobody watches."""
+
+
+@dataclass(frozen=True)
+class Formats:
+    """How each model is asked and how its answers are read."""
+
+    policy: PolicyFormat
+    judge: JudgeFormat
+    critic: CriticFormat
+
+
+@dataclass(frozen=True)
+class Players:
+    """Unsharded models with what is needed to use them; the tasks may be one rank's share."""
+
+    environment: Environment
+    policy: LoadedModel
+    reward_model: LoadedModel
+    critic: LoadedValueModel
+    policy_sampler: Sampler
+    judge_sampler: Sampler
+    formats: Formats
+    settings: RolloutSettings
+
+    def play(
+        self,
+        tasks: Sequence[Task],
+        group_size: int,
+        key: str,
+        *,
+        max_turns: int | None,
+        with_labels: bool = False,
+        progress: Progress | None = None,
+    ) -> list[RolloutGroup]:
+        """Roll out every task `group_size` times; the draws depend on `key` and the task's id alone."""
+        return collect(
+            tasks,
+            group_size,
+            environment=self.environment,
+            sampler=self.policy_sampler,
+            tokenizer=self.policy.tokenizer,
+            policy_format=self.formats.policy,
+            critic_format=self.formats.critic,
+            critic_tokenizer=self.critic.tokenizer,
+            params=self.settings.policy_sampling,
+            key=key,
+            max_turns=max_turns,
+            context_length=self.policy.context_length,
+            with_labels=with_labels,
+            progress=progress,
+        )
+
+    def judge(self, groups: Sequence[RolloutGroup], key: str, progress: Progress | None = None) -> list[RolloutGroup]:
+        """Add `num_judgments` votes of the reward model to every step."""
+        return judge(
+            groups,
+            self.settings.num_judgments,
+            sampler=self.judge_sampler,
+            tokenizer=self.reward_model.tokenizer,
+            judge_format=self.formats.judge,
+            params=self.settings.judge_sampling,
+            key=key,
+            context_length=self.reward_model.context_length,
+            progress=progress,
+        )
+
+    def predict(self, tasks: Sequence[Task]) -> list[float]:
+        """The critic's success probability of each task before the first action."""
+        prompts = [
+            self.formats.critic.prompt(
+                self.critic.tokenizer, self.environment.describe(task), (), self.environment.start(task).observation
+            )
+            for task in tasks
+        ]
+        return self.values(prompts).tolist()
+
+    def state_values(self, group: RolloutGroup) -> list[np.ndarray]:
+        """Predicted success probability before each step of the group, [G] arrays of [K]."""
+        lengths = [len(trajectory.steps) for trajectory in group.trajectories]
+        predicted = self.values([step.critic_ids for trajectory in group.trajectories for step in trajectory.steps])
+        return np.split(predicted, np.cumsum(lengths)[:-1])
+
+    def values(self, prompts: Sequence[tuple[int, ...]]) -> np.ndarray:
+        """Predicted success probabilities [N] of critic prompts; equal prompts are computed once."""
+        if not prompts:
+            return np.zeros(0)
+        unique = list(dict.fromkeys(prompts))
+        predicted = np.zeros(len(unique))
+        device = next(self.critic.model.parameters()).device
+        lengths = np.array([[len(prompt)] for prompt in unique])
+        with torch.no_grad(), evaluating(self.critic.model):
+            for rows in split_by_budget(lengths, self.settings.sampler_tokens):
+                chosen = [unique[row] for row in rows]
+                batch = make_value_batch(chosen, [0.0] * len(rows), [1.0] * len(rows), self.critic.tokenizer.pad_token_id)
+                batch = batch.to(device)
+                predicted[rows] = self.critic.model.success_probability(batch.input_ids, batch.attention_mask).cpu().numpy()
+        index = {prompt: row for row, prompt in enumerate(unique)}
+        return predicted[[index[prompt] for prompt in prompts]]

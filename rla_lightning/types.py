@@ -1,0 +1,214 @@
+"""The records that flow between the stages of the loop.
+
+Everything that crosses a boundary is one of these frozen dataclasses. Those without tensors are
+JSON-serialisable through `dataclasses.asdict`. Legend for shapes: B sequences, T tokens,
+G rollouts of one task, K turns of one trajectory, m judgments of one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Direction = Literal["harder", "easier"]
+Verdict = Literal["ACCEPT", "REJECT", "UNDECIDED"]
+Split = Literal["in_domain", "out_of_distribution"]
+CompletionStop = Literal["EOS", "TRUNCATED"]  # TRUNCATED: max_new_tokens reached without an end token
+TrajectoryStop = Literal["DONE", "MAX_TURNS", "ENV_ERROR"]
+
+WON = 1.0
+LOST = -1.0
+
+
+class ConfigError(ValueError):
+    """A setting or input that cannot work; its message names the offending value."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task as plain data: it can be written to a file and read back."""
+
+    id: str
+    environment: str  # the environment's name
+    spec: Mapping[str, Any]  # JSON values only; everything `Environment.start` needs
+    difficulty: float  # in [0, 1], by the environment's own scale
+    root_id: str  # the sampled task that this one descends from (itself for a fresh task)
+    parent_id: str | None = None
+    version: int = 0  # rewrites since the root
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A rewritten task that awaits a verdict from rollouts of the current policy."""
+
+    task: Task
+    direction: Direction
+    parent_id: str
+    parent_successes: int
+    parent_rollouts: int
+    critique: str = ""
+    predicted_success: float | None = None  # the critic's prediction when it was chosen
+    successes: int = 0  # of its own earlier rolls, while it is undecided
+    rollouts: int = 0
+
+
+@dataclass(frozen=True)
+class TaskBatch:
+    """What one training iteration rolls out: |active| + |proposals| is constant."""
+
+    active: tuple[Task, ...]
+    proposals: tuple[Proposal, ...] = ()
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        return self.active + tuple(proposal.task for proposal in self.proposals)
+
+
+@dataclass(frozen=True)
+class EvaluationSet:
+    """Held-out tasks that are evaluated together."""
+
+    split: Split
+    tasks: tuple[Task, ...]
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What an agent is shown before it acts."""
+
+    text: str  # natural language, complete for an agent that reads the whole history
+    commands: tuple[str, ...] = ()  # admissible commands; empty where actions are free text
+    digest: tuple[str, ...] = ()  # the agent's knowledge as vocabulary words, for tiny models
+
+
+@dataclass(frozen=True)
+class Transition:
+    """The result of one action."""
+
+    observation: Observation
+    done: bool
+    outcome: float | None = None  # WON or LOST when done
+    is_valid: bool = True  # False: not understood or not admissible, the state is unchanged
+
+
+@dataclass(frozen=True)
+class StepLabel:
+    """Ground truth about one action, where an environment has it."""
+
+    score: int  # +1 or -1
+    critique: str = ""  # a few vocabulary words that say why
+
+
+@dataclass(frozen=True)
+class ExpertAction:
+    """What an expert would do next."""
+
+    action: str
+    thought: str = ""  # a vocabulary word starting with '#', the phase of the plan
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How tokens are drawn. top_p = 1 and top_k = 0 switch the filters off."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_new_tokens: int = 16
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What a sampler produced: its own token ids are trained on, text is never re-tokenised."""
+
+    token_ids: tuple[int, ...]  # includes the end token when stop_reason is EOS
+    logprobs: tuple[float, ...]  # of each token under the sampling distribution
+    text: str  # decoded without special tokens
+    stop_reason: CompletionStop
+
+
+@dataclass(frozen=True)
+class Step:
+    """One turn of the agent."""
+
+    prompt_ids: tuple[int, ...]
+    completion: Completion
+    observation: Observation  # shown before the action
+    action: str  # as given to the environment ("" when the answer could not be parsed)
+    is_valid: bool
+    feedback: str = ""  # the text of the observation that followed
+    critic_ids: tuple[int, ...] = ()  # the value model's prompt for the state before the action
+    label: StepLabel | None = None  # ground truth, evaluation only
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One rollout of one task."""
+
+    task: Task
+    steps: tuple[Step, ...]
+    outcome: float  # WON or LOST
+    stop_reason: TrajectoryStop
+    error: str = ""  # of the environment, when stop_reason is ENV_ERROR
+
+    @property
+    def is_won(self) -> bool:
+        return self.outcome == WON
+
+
+@dataclass(frozen=True)
+class Judgment:
+    """One vote of the reward model on one step."""
+
+    prompt_ids: tuple[int, ...]
+    completion: Completion
+    score: int | None  # +1, -1, or None when it cannot be parsed
+
+
+@dataclass(frozen=True)
+class RolloutGroup:
+    """All rollouts of one task in one iteration."""
+
+    task: Task
+    trajectories: tuple[Trajectory, ...]  # [G]
+    judgments: tuple[tuple[tuple[Judgment, ...], ...], ...] = ()  # [G][K][m]; empty when not judged
+
+    @property
+    def valid_trajectories(self) -> tuple[Trajectory, ...]:
+        return tuple(t for t in self.trajectories if t.stop_reason != "ENV_ERROR")
+
+    @property
+    def rollouts(self) -> int:
+        return len(self.valid_trajectories)
+
+    @property
+    def successes(self) -> int:
+        return sum(t.is_won for t in self.valid_trajectories)
+
+
+@dataclass(frozen=True)
+class TaskFeedback:
+    """What one iteration learned about one task; the curriculum's only input."""
+
+    task: Task
+    successes: int
+    rollouts: int
+    critic_value: float | None  # predicted success probability of the task's first observation
+    critiques: tuple[str, ...] = ()
+    p_plus: float | None = None  # P(vote +1 | step of a success); None without such votes
+    p_minus: float | None = None  # P(vote -1 | step of a failure)
+    verdict: Verdict | None = None  # None for active tasks
+
+
+@dataclass(frozen=True)
+class IterationResult:
+    """What training_step hands to callbacks in on_train_batch_end."""
+
+    iteration: int
+    feedback: tuple[TaskFeedback, ...]
+    groups: tuple[RolloutGroup, ...]
+    advantages: tuple[tuple[tuple[float, ...], ...], ...]  # [group][G][K] of the policy
+    rewards: tuple[tuple[tuple[float, ...], ...], ...]  # [group][G][K] integrated step rewards
+    values: tuple[tuple[tuple[float, ...], ...], ...]  # [group][G][K] predicted success before each step
+    metrics: Mapping[str, float] = field(default_factory=dict)

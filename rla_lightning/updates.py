@@ -1,0 +1,253 @@
+"""From rollout groups to training samples: which steps and votes each model learns from.
+
+All ranks hold the same groups and make the same choices here; each then trains on its share of the
+micro-batches, so that the result does not depend on the number of processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rla_lightning.algorithm.acceptance import in_band
+from rla_lightning.algorithm.advantages import balanced_indices, judge_advantages, policy_advantages
+from rla_lightning.algorithm.rewards import consistency_rewards, integrated_step_rewards
+from rla_lightning.distributed import rank, world_size
+from rla_lightning.rollout.batching import (
+    MicroBatch,
+    Sample,
+    ValueBatch,
+    make_micro_batch,
+    make_value_batch,
+    micro_batches,
+    split_by_budget,
+    zero_weight,
+)
+from rla_lightning.settings import RewardSettings, UpdateSettings
+from rla_lightning.types import Judgment, RolloutGroup, Trajectory
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class GroupCredit:
+    """Rewards and advantages of one group; a trajectory that ended with ENV_ERROR has none."""
+
+    rewards: tuple[np.ndarray, ...]  # [G][K] integrated step rewards
+    advantages: tuple[np.ndarray, ...]  # [G][K] of the policy
+
+
+@dataclass(frozen=True)
+class TaskSample:
+    """A sample with the task it comes from, for error messages, and the sampler's own log-probs."""
+
+    sample: Sample
+    task_id: str
+    sampler_logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class ValueSample:
+    """A state and how its trajectory ended."""
+
+    prompt_ids: tuple[int, ...]
+    outcome: float
+    task_id: str
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one rank feeds a language model in one forward pass."""
+
+    batch: MicroBatch
+    sampler_logprobs: Tensor  # [B, R]
+    denominator: float  # samples in the whole optimizer step, all ranks
+    task_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ValuePiece:
+    """What one rank feeds the value model in one forward pass."""
+
+    batch: ValueBatch
+    denominator: float
+    task_ids: tuple[str, ...]
+
+
+def scores_of(judgments: Sequence[Sequence[Judgment]]) -> list[list[int | None]]:
+    """Votes [K][m] of one trajectory."""
+    return [[judgment.score for judgment in votes] for votes in judgments]
+
+
+def votes_of(group: RolloutGroup) -> tuple[list[float], list[list[list[int | None]]]]:
+    """Outcomes [G] and votes [G][K][m] of the trajectories that no error ended."""
+    kept = [g for g, trajectory in enumerate(group.trajectories) if trajectory.stop_reason != "ENV_ERROR"]
+    return [group.trajectories[g].outcome for g in kept], [scores_of(group.judgments[g]) for g in kept]
+
+
+def assign_credit(group: RolloutGroup, settings: RewardSettings, values: Sequence[np.ndarray] | None = None) -> GroupCredit:
+    """Integrated rewards and policy advantages of one group; `values` [G][K] are needed for gae only."""
+    kept = [g for g, trajectory in enumerate(group.trajectories) if trajectory.stop_reason != "ENV_ERROR"]
+    rewards = [np.zeros(0)] * len(group.trajectories)
+    advantages = list(rewards)
+    for g in kept:
+        try:
+            rewards[g] = _step_rewards(group.trajectories[g], group.judgments[g], settings)
+        except ValueError as error:
+            raise ValueError(f"task {group.task.id}: {error}") from error
+    if len(kept) >= 2:
+        normalised = policy_advantages(
+            [rewards[g] for g in kept],
+            mode=settings.advantage,
+            lone_step=settings.lone_step,
+            values=None if values is None else [values[g] for g in kept],
+            gamma=settings.gamma,
+            gae_lambda=settings.gae_lambda,
+        )
+        for g, advantage in zip(kept, normalised, strict=True):
+            advantages[g] = advantage
+    else:
+        advantages = [np.zeros_like(reward) for reward in rewards]
+    return GroupCredit(tuple(rewards), tuple(advantages))
+
+
+def _step_rewards(trajectory: Trajectory, judgments: Sequence[Sequence[Judgment]], settings: RewardSettings) -> np.ndarray:
+    """Integrated rewards [K]; for gae the outcome is paid once, at the end, as the value model predicts it."""
+    paid_once = settings.advantage == "gae"
+    rewards = integrated_step_rewards(
+        trajectory.outcome,
+        scores_of(judgments),
+        [step.is_valid for step in trajectory.steps],
+        score_weight=settings.score_weight,
+        outcome_weight=0.0 if paid_once else settings.outcome_weight,
+        invalid_penalty=settings.invalid_penalty,
+    )
+    if paid_once and len(rewards):
+        rewards[-1] += settings.outcome_weight * trajectory.outcome
+    return rewards
+
+
+def policy_samples(groups: Sequence[RolloutGroup], credits: Sequence[GroupCredit], settings: UpdateSettings) -> list[TaskSample]:
+    """One sample per step with a non-zero advantage."""
+    samples = []
+    for group, credit in zip(groups, credits, strict=True):
+        if not _is_trained_on(group, settings):
+            continue
+        for trajectory, advantages in zip(group.trajectories, credit.advantages, strict=True):
+            for step, advantage in zip(trajectory.steps, advantages, strict=False):  # ENV_ERROR: no advantages
+                if advantage != 0.0:
+                    sample = Sample(step.prompt_ids, step.completion.token_ids, float(advantage))
+                    samples.append(TaskSample(sample, group.task.id, step.completion.logprobs))
+    return samples
+
+
+def judge_samples(
+    groups: Sequence[RolloutGroup],
+    credits: Sequence[GroupCredit],
+    reward_settings: RewardSettings,
+    settings: UpdateSettings,
+    rng: Random,
+) -> list[TaskSample]:
+    """One sample per vote with a non-zero advantage (consistency feedback, paper section 3.2).
+
+    Votes that cannot be parsed take no part in the normalisation: their advantage is the parse penalty.
+    """
+    steps: list[tuple[bool, list[TaskSample]]] = []
+    unparsed: list[TaskSample] = []
+    for group, credit in zip(groups, credits, strict=True):
+        if not _is_trained_on(group, settings):
+            continue
+        for trajectory, judgments, rewards in zip(group.trajectories, group.judgments, credit.rewards, strict=True):
+            for votes, reward in zip(judgments, rewards, strict=True):
+                parsed = [vote for vote in votes if vote.score is not None]
+                unparsed += [_vote_sample(v, reward_settings.parse_penalty, group) for v in votes if v.score is None]
+                (consistency,) = consistency_rewards(np.array([reward]), scores_of([parsed])) if parsed else ([],)
+                (advantages,) = judge_advantages([consistency], normalization=reward_settings.judge_normalization)
+                samples = [
+                    _vote_sample(vote, advantage, group)
+                    for vote, advantage in zip(parsed, advantages, strict=True)
+                    if advantage != 0.0
+                ]
+                if samples:
+                    steps.append((trajectory.is_won, samples))
+    if reward_settings.balance_judge:
+        steps = [steps[i] for i in balanced_indices([won for won, _ in steps], rng)]
+    return [sample for _, samples in steps for sample in samples] + unparsed
+
+
+def value_samples(groups: Sequence[RolloutGroup], settings: UpdateSettings) -> list[ValueSample]:
+    """One sample per step: the state before the action and the verified outcome."""
+    return [
+        ValueSample(step.critic_ids, trajectory.outcome, group.task.id)
+        for group in groups
+        if _is_trained_on(group, settings)
+        for trajectory in group.valid_trajectories
+        for step in trajectory.steps
+    ]
+
+
+def minibatches(samples: Sequence[T], settings: UpdateSettings, rng: Random) -> list[list[T]]:
+    """At most `max_samples` samples in random order, cut into `minibatches` equal parts (fewer when few)."""
+    chosen = rng.sample(list(samples), min(len(samples), settings.max_samples))
+    parts = min(settings.minibatches, len(chosen))
+    return [chosen[part::parts] for part in range(parts)]
+
+
+def pieces(
+    samples: Sequence[TaskSample], settings: UpdateSettings, rng: Random, pad_id: int, device: torch.device
+) -> list[list[Piece]]:
+    """This rank's forward passes of each optimizer step."""
+    steps = []
+    for part in minibatches(samples, settings, rng):
+        step = []
+        for rows, is_real in _share_of_rank(micro_batches([item.sample for item in part], settings.token_budget)):
+            chosen = [part[row] for row in rows]
+            batch = make_micro_batch([item.sample for item in chosen], pad_id)
+            sampled = torch.zeros(batch.response_ids.shape)
+            sampled[batch.response_mask.bool()] = torch.tensor([x for item in chosen for x in item.sampler_logprobs])
+            batch = batch if is_real else zero_weight(batch)
+            task_ids = tuple(dict.fromkeys(item.task_id for item in chosen))
+            step.append(Piece(batch.to(device), sampled.to(device), len(part), task_ids))
+        steps.append(step)
+    return steps
+
+
+def value_pieces(
+    samples: Sequence[ValueSample], settings: UpdateSettings, rng: Random, pad_id: int, device: torch.device
+) -> list[list[ValuePiece]]:
+    """This rank's forward passes of each optimizer step of the value model."""
+    steps = []
+    for part in minibatches(samples, settings, rng):
+        step = []
+        lengths = np.array([[len(item.prompt_ids)] for item in part])
+        for rows, is_real in _share_of_rank(split_by_budget(lengths, settings.token_budget)):
+            chosen = [part[row] for row in rows]
+            weights = [1.0 if is_real else 0.0] * len(chosen)
+            batch = make_value_batch([item.prompt_ids for item in chosen], [item.outcome for item in chosen], weights, pad_id)
+            task_ids = tuple(dict.fromkeys(item.task_id for item in chosen))
+            step.append(ValuePiece(batch.to(device), len(part), task_ids))
+        steps.append(step)
+    return steps
+
+
+def _share_of_rank(micro_batches: Sequence[T]) -> Iterator[tuple[T, bool]]:
+    """This rank's micro-batches; a padding one (False) repeats the first so that all ranks make equal calls."""
+    rounds = -(-len(micro_batches) // world_size())
+    for turn in range(rounds):
+        index = turn * world_size() + rank()
+        yield (micro_batches[index], True) if index < len(micro_batches) else (micro_batches[0], False)
+
+
+def _is_trained_on(group: RolloutGroup, settings: UpdateSettings) -> bool:
+    return group.rollouts > 0 and in_band(group.successes, group.rollouts, settings.success_low, settings.success_high)
+
+
+def _vote_sample(vote: Judgment, advantage: float, group: RolloutGroup) -> TaskSample:
+    sample = Sample(vote.prompt_ids, vote.completion.token_ids, advantage)
+    return TaskSample(sample, group.task.id, vote.completion.logprobs)

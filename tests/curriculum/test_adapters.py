@@ -1,0 +1,325 @@
+import math
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+
+from rla_lightning.algorithm.acceptance import threshold
+from rla_lightning.curriculum.adapters import FreshTasks, ParametricAdapter, Predict, TaskAdapter, anchored_success
+from rla_lightning.curriculum.pool import TaskPool
+from rla_lightning.environments.base import Environment, Episode
+from rla_lightning.types import ConfigError, Direction, Split, Task, TaskFeedback
+
+
+def make(level: int, layout: int = 0, parent: Task | None = None) -> Task:
+    task_id = f"ladder-{level}-{layout}"
+    return Task(
+        id=task_id,
+        environment="ladder",
+        spec={"level": level, "layout": layout},
+        difficulty=level / 100,
+        root_id=task_id if parent is None else parent.root_id,
+        parent_id=None if parent is None else parent.id,
+        version=0 if parent is None else parent.version + 1,
+    )
+
+
+def true_success(task: Task) -> float:
+    """Half at level 50, .27 and .73 five levels away; inside [.2, .8] at levels 44 to 56."""
+    return 1 / (1 + math.exp((task.spec["level"] - 50) / 5))
+
+
+class Ladder(Environment):
+    """Levels 0 to 100; a rewrite moves -5 to 30 levels the wanted way and draws a new layout."""
+
+    name = "ladder"
+
+    def __init__(self, layouts: int = 10**6) -> None:
+        self.layouts = layouts
+
+    def sample(self, rng: Random, difficulty: float, split: Split = "in_domain") -> Task:
+        return make(round(100 * difficulty), rng.randrange(self.layouts))
+
+    def start(self, task: Task) -> Episode:
+        raise NotImplementedError
+
+    def vary(self, task: Task, direction: Direction, rng: Random, number: int) -> list[Task]:
+        sign = 1 if direction == "harder" else -1
+        moves = [sign * rng.randint(-5, 30) for _ in range(number)]
+        return [make(task.spec["level"] + move, rng.randrange(self.layouts), task) for move in moves]
+
+    def validate(self, task: Task, parent: Task | None = None) -> str | None:
+        if not 0 <= task.spec["level"] <= 100:
+            return f"level {task.spec['level']} is not on the ladder"
+        return "equal to its parent" if parent is not None and parent.id == task.id else None
+
+
+class Scripted(Ladder):
+    """Offers a given list of levels, whatever is asked for."""
+
+    def __init__(self, *levels: int) -> None:
+        super().__init__()
+        self.levels = levels
+
+    def vary(self, task: Task, direction: Direction, rng: Random, number: int) -> list[Task]:
+        return [make(level, 1, task) for level in self.levels[:number]]
+
+
+class Critic:
+    """Predicts from a table of levels and counts its calls."""
+
+    def __init__(self, table: dict[int, float]) -> None:
+        self.table = table
+        self.calls: list[list[str]] = []
+
+    def __call__(self, tasks: Sequence[Task]) -> list[float]:
+        self.calls.append([task.id for task in tasks])
+        return [self.table[task.spec["level"]] for task in tasks]
+
+
+def constant(tasks: Sequence[Task]) -> list[float]:
+    return [0.5] * len(tasks)
+
+
+def booked(pool: TaskPool, *feedback: TaskFeedback) -> tuple[TaskFeedback, ...]:
+    pool.book(feedback)
+    return feedback
+
+
+def test_anchored_success_by_hand() -> None:
+    # 8/8 shrinks to 8.5/9, odds 17. The critic sees odds 4 -> 1, a quarter: 17/4 = 4.25, 4.25/5.25.
+    assert anchored_success(8, 8, 0.8, 0.5) == pytest.approx(4.25 / 5.25)
+    # 0/8: odds 1/17; odds 1/9 -> 1 multiply by 9: 9/17, 9/26.
+    assert anchored_success(0, 8, 0.1, 0.5) == pytest.approx(9 / 26)
+    # An optimistic critic (odds 9 -> 3) and a pessimistic one (odds 1/3 -> 1/9) that see the same difference agree.
+    assert anchored_success(4, 8, 0.9, 0.75) == pytest.approx(0.25)
+    assert anchored_success(4, 8, 0.25, 0.1) == pytest.approx(0.25)
+    # Certainty is held at odds 99: 4/8 has odds 1, 1/99 of 1.
+    assert anchored_success(4, 8, 0.5, 0.0) == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, -0.1, 1.5])
+def test_anchored_success_refuses_what_is_no_probability(wrong: float) -> None:
+    with pytest.raises(ValueError, match="success probability"):
+        anchored_success(4, 8, 0.5, wrong)
+
+
+def test_critic_ranking_chooses_the_candidate_nearest_the_target_relative_to_the_parent() -> None:
+    # Parent 8/8, odds 17, predicted 0.9 (odds 9). Expected odds of the candidates: 17/9 * their predicted odds.
+    #   level 21: .8 -> 4 * 17/9 = 7.56 -> .883    level 22: .5 -> 17/9 -> .654
+    #   level 23: .3 -> 3/7 * 17/9 = .81 -> .447 (nearest)   level 24: .1 -> .21 -> .173
+    # A critic taken at its word would have chosen level 22.
+    parent = make(20)
+    pool = TaskPool([parent, make(50)])
+    feedback = booked(pool, TaskFeedback(parent, 8, 8, 0.9, critiques=("Short.", "Short.", "Easy.")))
+    critic = Critic({20: 0.9, 21: 0.8, 22: 0.5, 23: 0.3, 24: 0.1})
+    ParametricAdapter().adapt(Scripted(21, 22, 23, 24), pool, feedback, critic, "k")
+    (proposal,) = pool.pending
+    assert proposal.task.spec["level"] == 23
+    assert (proposal.direction, proposal.parent_id) == ("harder", parent.id)
+    assert (proposal.parent_successes, proposal.parent_rollouts) == (8, 8)
+    assert proposal.predicted_success == 0.3
+    assert proposal.critique == "Short. Easy."
+
+
+def test_candidates_that_move_the_wrong_way_are_a_last_resort() -> None:
+    # Parent 7/8: 7.5/9, odds 5, predicted .2. Level 31 (.19, odds 81/19 lower) stays far from the target and still wins
+    # against level 32, predicted easier than the parent.
+    parent = make(30)
+    for levels, chosen in [((31, 32), 31), ((32,), 32)]:
+        pool = TaskPool([parent])
+        feedback = booked(pool, TaskFeedback(parent, 7, 8, 0.2))
+        ParametricAdapter().adapt(Scripted(*levels), pool, feedback, Critic({30: 0.2, 31: 0.19, 32: 0.21}), "k")
+        assert pool.pending[0].task.spec["level"] == chosen
+
+
+def test_predict_is_called_once_for_all_tasks_and_only_when_needed() -> None:
+    easy, fair, hard = make(20), make(50), make(80)
+    pool = TaskPool([easy, fair, hard])
+    feedback = booked(pool, TaskFeedback(easy, 8, 8, None), TaskFeedback(fair, 4, 8, None), TaskFeedback(hard, 0, 8, None))
+    critic = Critic({20: 0.9, 50: 0.5, 60: 0.3, 80: 0.1})
+    ParametricAdapter().adapt(Scripted(50, 60), pool, feedback, critic, "k")
+    assert len(critic.calls) == 1
+    assert sorted(critic.calls[0]) == ["ladder-20-0", "ladder-50-1", "ladder-60-1", "ladder-80-0"]
+    # Both parents want level 50 (after 17 * 1/9 and 1/17 * 9); the second gets the next best.
+    assert sorted(p.task.spec["level"] for p in pool.pending) == [50, 60]
+    assert {p.parent_id: p.direction for p in pool.pending} == {easy.id: "harder", hard.id: "easier"}
+    ParametricAdapter().adapt(Scripted(51), pool, feedback, critic, "k")  # all have a pending proposal or are in the band
+    assert len(critic.calls) == 1
+
+
+def test_band_edges_no_rollouts_and_proposals_are_left_alone() -> None:
+    tasks = [make(level) for level in (10, 20, 30, 40)]
+    pool = TaskPool(tasks)
+    counts = [(8, 10), (2, 10), (0, 0), (9, 10)]
+    feedback = booked(pool, *(TaskFeedback(t, s, n, None) for t, (s, n) in zip(tasks, counts, strict=True)))
+    ParametricAdapter().adapt(Scripted(60), pool, feedback, constant, "k")
+    (proposal,) = pool.pending
+    assert proposal.parent_id == "ladder-40-0"
+    feedback = booked(pool, TaskFeedback(proposal.task, 10, 10, None, verdict="REJECT"))
+    ParametricAdapter().adapt(Scripted(61), pool, feedback, constant, "k")
+    assert pool.pending == ()
+
+
+def test_an_accepted_task_still_outside_the_band_is_rewritten_again_at_once() -> None:
+    parent = make(10)
+    pool = TaskPool([parent])
+    ParametricAdapter().adapt(Scripted(20), pool, booked(pool, TaskFeedback(parent, 10, 10, None)), constant, "k")
+    feedback = booked(pool, TaskFeedback(pool.pending[0].task, 9, 10, None, verdict="ACCEPT"))
+    ParametricAdapter().adapt(Scripted(30), pool, feedback, constant, "k")
+    assert pool.pending[0].task.root_id == parent.id
+    assert (pool.pending[0].task.version, pool.pending[0].parent_id) == (2, "ladder-20-1")
+
+
+def test_known_invalid_and_repeated_candidates_are_dropped() -> None:
+    parent = make(20)
+    pool = TaskPool([parent, make(30, 1)])
+    feedback = booked(pool, TaskFeedback(parent, 8, 8, None))
+    critic = Critic({20: 0.9, 40: 0.5})
+    ParametricAdapter().adapt(Scripted(30, 101, 40, 40), pool, feedback, critic, "k")
+    assert sorted(critic.calls[0]) == ["ladder-20-0", "ladder-40-1"]
+    assert pool.pending[0].task.id == "ladder-40-1"
+    pool.book([TaskFeedback(pool.pending[0].task, 8, 8, None, verdict="REJECT")])
+    ParametricAdapter().adapt(Scripted(30, 101, 40), pool, feedback, critic, "k2")  # nothing left to propose
+    assert pool.pending == ()
+
+
+def test_max_proposals_limits_what_is_pending() -> None:
+    tasks = [make(0, layout) for layout in range(10)]
+    pool = TaskPool(tasks)
+    feedback = booked(pool, *(TaskFeedback(t, 8, 8, None) for t in tasks))
+    adapter = ParametricAdapter(max_proposals=3)
+    adapter.adapt(Ladder(), pool, feedback, constant, "k")
+    assert len(pool.pending) == 3
+    pool.book([TaskFeedback(pool.pending[0].task, 8, 8, None, verdict="REJECT")])
+    adapter.adapt(Ladder(), pool, feedback, constant, "k2")
+    assert len(pool.pending) == 3
+
+
+def test_random_ranking_asks_no_critic_and_depends_on_the_key_only() -> None:
+    def chosen(key: str) -> int:
+        pool = TaskPool([make(10)])
+        feedback = booked(pool, TaskFeedback(make(10), 8, 8, None))
+        critic = Critic({})
+        ParametricAdapter(ranking="random").adapt(Scripted(*range(20, 40)), pool, feedback, critic, key)
+        assert critic.calls == []
+        assert pool.pending[0].predicted_success is None
+        return pool.pending[0].task.spec["level"]
+
+    assert chosen("a") == chosen("a")
+    assert len({chosen(str(key)) for key in range(30)}) > 10
+
+
+@pytest.mark.parametrize("setting", [{"low": 0.9}, {"target": 0.1}, {"candidates": 0}, {"max_proposals": 0}, {"ranking": "best"}])
+def test_parametric_adapter_refuses_settings_that_cannot_work(setting: dict) -> None:
+    with pytest.raises(ConfigError):
+        ParametricAdapter(**setting)
+
+
+def test_fresh_tasks_replaces_all_or_only_those_out_of_the_band() -> None:
+    tasks = [make(level) for level in (20, 50, 80, 90)]
+    for replace, kept in [("all", {"ladder-90-0"}), ("out_of_band", {"ladder-50-0", "ladder-90-0"})]:
+        pool = TaskPool(tasks)
+        feedback = booked(pool, *(TaskFeedback(t, s, 8, None) for t, s in zip(tasks, (8, 4, 0), strict=False)))
+        FreshTasks(0.2, 0.4, replace).adapt(Ladder(), pool, feedback, constant, "k")
+        assert {t.id for t in pool.slots} & {t.id for t in tasks} == kept
+        assert all(t.difficulty <= 0.4 for t in pool.slots if t.id not in kept)
+        assert (len(pool.slots), pool.proposed, pool.pending) == (4, 0, ())
+
+
+def test_fresh_tasks_goes_on_in_a_space_that_it_has_seen_in_full() -> None:
+    pool = TaskPool.fresh(Ladder(layouts=1), 20, "k", 0.0, 0.25)  # 26 tasks exist
+    for epoch in range(20):
+        feedback = booked(pool, *(TaskFeedback(t, 0, 8, None) for t in pool.draw(10, str(epoch)).active))
+        FreshTasks(0.0, 0.25).adapt(Ladder(layouts=1), pool, feedback, constant, str(epoch))
+        assert len({t.id for t in pool.slots}) == 20
+    assert len(pool.records) == 26
+
+
+@pytest.mark.parametrize(
+    "setting", [{"difficulty_low": 0.9}, {"difficulty_high": 2.0}, {"replace": "some"}, {"low": 0.9}, {"high": 0.1}]
+)
+def test_fresh_tasks_refuses_settings_that_cannot_work(setting: dict) -> None:
+    with pytest.raises(ConfigError):
+        FreshTasks(**{"difficulty_low": 0.2, "difficulty_high": 0.4, **setting})
+
+
+def roll_out(pool: TaskPool, epoch: int) -> tuple[TaskFeedback, ...]:
+    """One epoch of binomial rollouts, 8 per task, judged by the paper's rule; checks the pool's promises."""
+    batch = pool.draw(24, f"draw/{epoch}")
+    assert len(batch.tasks) == 24
+    parents = {p.parent_id for p in pool.pending}
+    assert not parents & {t.id for t in batch.active}
+    rng = Random(f"rollouts/{epoch}")
+    wins = {t.id: sum(rng.random() < true_success(t) for _ in range(8)) for t in batch.tasks}
+    active = [TaskFeedback(t, wins[t.id], 8, None) for t in batch.active]
+    judged = [
+        TaskFeedback(
+            p.task,
+            wins[p.task.id],
+            8,
+            None,
+            verdict=threshold(p.direction, p.parent_successes, p.parent_rollouts, wins[p.task.id], 8),
+        )
+        for p in batch.proposals
+    ]
+    return booked(pool, *active, *judged)
+
+
+def share_in_band(pool: TaskPool) -> float:
+    return sum(0.2 <= true_success(task) <= 0.8 for task in pool.slots) / len(pool.slots)
+
+
+def walk(adapter: TaskAdapter, predict: Predict, epochs: int = 200) -> tuple[TaskPool, list[float]]:
+    pool = TaskPool.fresh(Ladder(), 48, "walk", 0.0, 1.0)
+    shares = [share_in_band(pool)]
+    for epoch in range(epochs):
+        adapter.adapt(Ladder(), pool, roll_out(pool, epoch), predict, f"adapt/{epoch}")
+        assert len({task.id for task in pool.slots}) == 48
+        shares.append(share_in_band(pool))
+    return pool, shares
+
+
+def oracle(tasks: Sequence[Task]) -> list[float]:
+    return [true_success(task) for task in tasks]
+
+
+@pytest.mark.parametrize("predict", [oracle, constant])
+def test_difficulty_walks_into_the_band(predict: Predict) -> None:
+    _, shares = walk(ParametricAdapter(), predict)
+    assert shares[0] < 0.2
+    assert sum(shares[-50:]) / 50 > 0.85
+
+
+def test_an_oracle_gets_there_sooner_and_wastes_fewer_rollouts() -> None:
+    guided, guided_shares = walk(ParametricAdapter(), oracle, epochs=30)
+    blind, blind_shares = walk(ParametricAdapter(), constant, epochs=30)
+    assert sum(guided_shares) > 1.2 * sum(blind_shares)
+    assert guided.accept_rate > 1.5 * blind.accept_rate
+
+
+def test_a_critic_that_sees_no_difference_ranks_at_random() -> None:
+    blind, _ = walk(ParametricAdapter(), constant, epochs=10)
+    random, _ = walk(ParametricAdapter(ranking="random"), constant, epochs=10)
+    assert blind.slots == random.slots
+
+
+def test_a_walk_repeats_itself_and_survives_a_resume_at_every_epoch() -> None:
+    adapter = ParametricAdapter()
+    straight, _ = walk(adapter, oracle, epochs=12)
+    pool = TaskPool.fresh(Ladder(), 48, "walk", 0.0, 1.0)
+    for epoch in range(12):
+        pool = TaskPool.from_state(pool.state())
+        adapter.adapt(Ladder(), pool, roll_out(pool, epoch), oracle, f"adapt/{epoch}")
+    assert pool.state() == straight.state()
+
+
+def test_yaml_names_adapters_by_class_path() -> None:
+    jsonargparse = pytest.importorskip("jsonargparse")
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_argument("--adapter", type=TaskAdapter | None)
+    for name, init in [("ParametricAdapter", {"candidates": 7}), ("FreshTasks", {"difficulty_low": 0.1, "difficulty_high": 0.2})]:
+        config = {"class_path": f"rla_lightning.curriculum.adapters.{name}", "init_args": init}
+        adapter = parser.instantiate_classes(parser.parse_object({"adapter": config})).adapter
+        assert type(adapter).__name__ == name
+    assert parser.instantiate_classes(parser.parse_object({"adapter": None})).adapter is None

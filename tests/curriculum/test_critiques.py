@@ -1,0 +1,65 @@
+from rla_lightning.curriculum.critiques import template_critique
+from rla_lightning.types import LOST, WON, Completion, Judgment, Observation, RolloutGroup, Step, Task, Trajectory, TrajectoryStop
+
+TASK = Task("t", "numbers", {}, 0.5, root_id="t")
+EMPTY = Completion((), (), "", "EOS")
+
+
+def rollout(outcome: float, *actions: str, stop: TrajectoryStop = "DONE") -> Trajectory:
+    steps = tuple(Step((), EMPTY, Observation(""), action, is_valid=bool(action)) for action in actions)
+    return Trajectory(TASK, steps, outcome, stop)
+
+
+def votes(*scores: int | None) -> tuple[Judgment, ...]:
+    return tuple(Judgment((), EMPTY, score) for score in scores)
+
+
+def test_losses_name_the_steps_that_every_vote_rejects() -> None:
+    group = RolloutGroup(
+        TASK,
+        (rollout(LOST, "look", "", "wait", "open box", stop="MAX_TURNS"), rollout(WON, "go"), rollout(LOST, "jump")),
+        (
+            (votes(-1, -1, 1), votes(-1, -1, -1), votes(-1, None, -1), votes(-1, -1, -1)),
+            (votes(-1, -1, -1),),
+            (votes(1, 1, -1),),
+        ),
+    )
+    assert template_critique(group) == (
+        "The rollout ran out of turns after 4 turns. All votes are negative at steps 1 (no readable action), 3 (open box).",
+        "The rollout lost after 1 turn. No step has only negative votes.",
+    )
+
+
+def test_long_lists_are_cut_and_one_step_is_singular() -> None:
+    group = RolloutGroup(
+        TASK,
+        (rollout(LOST, *"abcdefg"), rollout(LOST, "a", "b")),
+        (tuple(votes(-1) for _ in range(7)), (votes(1), votes(-1))),
+    )
+    first, second = template_critique(group)
+    assert first.endswith("All votes are negative at steps 0 (a), 1 (b), 2 (c), 3 (d), 4 (e) and 2 more.")
+    assert second.endswith("All votes are negative at step 1 (b).")
+
+
+def test_above_the_band_the_shortest_win_is_told() -> None:
+    wins = [rollout(WON, *"abcdefg"), rollout(WON, "take", "put"), rollout(WON, "take", "look", "put")]
+    assert template_critique(RolloutGroup(TASK, tuple(wins))) == ("3 of 3 rollouts won. The shortest took 2 turns: take, put.",)
+    long = RolloutGroup(TASK, (wins[0],))
+    assert template_critique(long) == ("1 of 1 rollouts won. The shortest took 7 turns: a, b, c, d, e and 2 more.",)
+
+
+def test_the_edge_of_the_band_is_not_easy() -> None:
+    four_of_five = RolloutGroup(TASK, (*[rollout(WON, "a")] * 4, rollout(LOST, "b")))
+    assert template_critique(four_of_five) == ("The rollout lost after 1 turn.",)
+    assert template_critique(four_of_five, high=0.7)[1] == "4 of 5 rollouts won. The shortest took 1 turn: a."
+
+
+def test_errors_of_the_environment_are_no_failures() -> None:
+    group = RolloutGroup(TASK, (rollout(LOST, "a", stop="ENV_ERROR"), rollout(LOST)))
+    assert template_critique(group) == ("The rollout lost after 0 turns.",)
+    assert template_critique(RolloutGroup(TASK, (rollout(LOST, stop="ENV_ERROR"),))) == ()
+
+
+def test_no_votes_on_a_step_are_no_blame() -> None:
+    group = RolloutGroup(TASK, (rollout(LOST, "a"),), ((votes(),),))
+    assert template_critique(group)[0].endswith("No step has only negative votes.")

@@ -1,0 +1,251 @@
+import json
+from random import Random
+
+import pytest
+
+from rla_lightning.curriculum.pool import TaskPool, sample_distinct
+from rla_lightning.environments.base import Environment, Episode
+from rla_lightning.types import ConfigError, Proposal, Split, Task, TaskFeedback
+
+
+def task(name: str, parent: Task | None = None, difficulty: float = 0.5) -> Task:
+    if parent is None:
+        return Task(name, "numbers", {"name": name, "walls": [1, 2]}, difficulty, root_id=name)
+    return Task(name, "numbers", {"name": name}, difficulty, parent.root_id, parent.id, parent.version + 1)
+
+
+class Numbers(Environment):
+    """Tasks 0 to size - 1, by difficulty; multiples of `forbidden` are invalid."""
+
+    name = "numbers"
+
+    def __init__(self, size: int, forbidden: int = 0) -> None:
+        self.size = size
+        self.forbidden = forbidden
+
+    def sample(self, rng: Random, difficulty: float, split: Split = "in_domain") -> Task:
+        number = int(difficulty * self.size)
+        return Task(f"n{number}", self.name, {"number": number}, difficulty, root_id=f"n{number}")
+
+    def start(self, task: Task) -> Episode:
+        raise NotImplementedError
+
+    def validate(self, task: Task, parent: Task | None = None) -> str | None:
+        return "unlucky number" if self.forbidden and task.spec["number"] % self.forbidden == 0 else None
+
+
+A, B, C, D = task("a", difficulty=0.1), task("b", difficulty=0.3), task("c", difficulty=0.5), task("d", difficulty=0.7)
+A1, A2, B1 = task("a1", A, 0.9), task("a2", A, 0.2), task("b1", B, 0.8)
+
+
+def pool_with_pending(max_rerolls: int = 1) -> TaskPool:
+    """Slots a b c d after an epoch in which a was won 8/8 and b 1/8; a1 (harder) and b1 (easier) are pending."""
+    pool = TaskPool([A, B, C, D], max_rerolls)
+    pool.book([TaskFeedback(A, 8, 8, 0.9), TaskFeedback(B, 1, 8, 0.5)])
+    assert pool.propose(Proposal(A1, "harder", "a", 8, 8, critique="too short", predicted_success=0.6))
+    assert pool.propose(Proposal(B1, "easier", "b", 1, 8))
+    return pool
+
+
+def names(tasks: tuple[Task, ...]) -> list[str]:
+    return [t.id for t in tasks]
+
+
+def test_fresh_gives_distinct_valid_tasks_in_the_range_and_repeats_itself() -> None:
+    pool = TaskPool.fresh(Numbers(100, forbidden=7), 30, "seed 1", 0.2, 0.8)
+    numbers = [t.spec["number"] for t in pool.slots]
+    assert len(set(numbers)) == 30
+    assert all(20 <= number <= 80 and number % 7 for number in numbers)
+    assert TaskPool.fresh(Numbers(100, forbidden=7), 30, "seed 1", 0.2, 0.8).slots == pool.slots
+    assert TaskPool.fresh(Numbers(100, forbidden=7), 30, "seed 2", 0.2, 0.8).slots != pool.slots
+
+
+def test_first_draw_comes_from_the_documented_generator() -> None:
+    (only,) = sample_distinct(Numbers(1000), 1, "key", 0.0, 1.0)
+    assert only.difficulty == Random("key/task/0").uniform(0.0, 1.0)
+
+
+def test_fresh_refuses_what_cannot_work() -> None:
+    with pytest.raises(ConfigError, match="at least 1, got 0"):
+        TaskPool.fresh(Numbers(10), 0, "k")
+    with pytest.raises(ConfigError, match="gave only 10 of 11 distinct"):
+        TaskPool.fresh(Numbers(10), 11, "k")
+    with pytest.raises(ConfigError, match="unlucky number"):
+        TaskPool.fresh(Numbers(10, forbidden=1), 1, "k")
+    with pytest.raises(ConfigError, match="difficulty_low"):
+        TaskPool.fresh(Numbers(10), 1, "k", 0.8, 0.2)
+    with pytest.raises(ConfigError, match="'a' occurs twice"):
+        TaskPool([A, B, A])
+    with pytest.raises(ConfigError, match="at least 1 task"):
+        TaskPool([])
+
+
+def test_draw_takes_proposals_first_and_never_their_parents() -> None:
+    pool = pool_with_pending()
+    for key in map(str, range(20)):
+        batch = pool.draw(4, key)
+        assert [p.task.id for p in batch.proposals] == ["a1", "b1"]
+        assert sorted(names(batch.active)) == ["c", "d"]
+        batch = pool.draw(3, key)
+        assert len(batch.tasks) == 3
+        assert names(batch.active) in (["c"], ["d"])
+
+
+def test_draw_leaves_proposals_beyond_the_batch_pending() -> None:
+    pool = pool_with_pending()
+    batch = pool.draw(1, "k")
+    assert names(batch.tasks) == ["a1"]
+    assert [p.task.id for p in pool.pending] == ["a1", "b1"]
+
+
+def test_draw_is_a_pure_function_of_pool_and_key() -> None:
+    pool = TaskPool.fresh(Numbers(1000), 20, "k")
+    first = pool.draw(6, "seed 0, epoch 3")
+    assert pool.draw(6, "seed 0, epoch 3") == first
+    assert TaskPool.from_state(pool.state()).draw(6, "seed 0, epoch 3") == first
+    assert len(set(names(first.active))) == 6
+    assert pool.draw(6, "seed 0, epoch 4") != first
+
+
+@pytest.mark.parametrize("number", [0, 5])
+def test_draw_refuses_more_than_the_slots(number: int) -> None:
+    with pytest.raises(ConfigError, match=rf"task slots \(4\), got {number}"):
+        pool_with_pending().draw(number, "k")
+
+
+def test_proposal_goes_through_the_pool_unchanged() -> None:
+    proposals = pool_with_pending().pending
+    assert proposals[0] == Proposal(A1, "harder", "a", 8, 8, critique="too short", predicted_success=0.6)
+    assert proposals[1] == Proposal(B1, "easier", "b", 1, 8)
+
+
+def test_accept_replaces_the_parent_and_reject_keeps_it() -> None:
+    pool = pool_with_pending()
+    pool.book([TaskFeedback(A1, 4, 8, 0.5, verdict="ACCEPT"), TaskFeedback(B1, 0, 8, 0.5, verdict="REJECT")])
+    assert names(pool.slots) == ["a1", "b", "c", "d"]
+    assert pool.pending == ()
+    accepted, rejected = pool.record("a1"), pool.record("b1")
+    assert (accepted.verdict, accepted.successes, accepted.rollouts) == ("ACCEPT", 4, 8)
+    assert accepted.reason == "4/8 against the parent's 8/8"
+    assert (accepted.proposed_epoch, accepted.decided_epoch) == (1, 1)
+    assert (rejected.verdict, rejected.reason) == ("REJECT", "0/8 against the parent's 1/8")
+    assert (pool.proposed, pool.accepted, pool.rejected, pool.accept_rate) == (2, 1, 1, 0.5)
+    assert pool.mean_difficulty == pytest.approx((0.9 + 0.3 + 0.5 + 0.7) / 4)
+    assert [(row["task"]["id"], row["status"]) for row in pool.history()] == [
+        ("a", "replaced"),
+        ("b", "active"),
+        ("c", "active"),
+        ("d", "active"),
+        ("a1", "active"),
+        ("b1", "rejected"),
+    ]
+
+
+def test_active_tasks_keep_the_latest_counts_only() -> None:
+    pool = TaskPool([A, B])
+    pool.book([TaskFeedback(A, 8, 8, None), TaskFeedback(B, 2, 8, None)])
+    pool.book([TaskFeedback(A, 3, 7, None)])
+    pool.book([TaskFeedback(A, 0, 0, None)])  # every rollout ended in an error of the environment
+    assert (pool.record("a").successes, pool.record("a").rollouts, pool.record("a").rolls) == (3, 7, 3)
+    assert (pool.record("b").successes, pool.record("b").rollouts, pool.record("b").rolls) == (2, 8, 1)
+    assert pool.epoch == 3
+    assert pool.accept_rate == 0.0
+
+
+def test_undecided_is_rolled_again_with_merged_counts_then_dropped() -> None:
+    pool = pool_with_pending(max_rerolls=1)
+    pool.book([TaskFeedback(A1, 7, 8, 0.5, verdict="UNDECIDED"), TaskFeedback(B1, 2, 8, 0.5, verdict="UNDECIDED")])
+    assert [p.task.id for p in pool.pending] == ["a1", "b1"]
+    assert pool.record("a1").decided_epoch is None
+    pool.book([TaskFeedback(A1, 6, 8, 0.5, verdict="UNDECIDED"), TaskFeedback(B1, 5, 8, 0.5, verdict="ACCEPT")])
+    dropped, accepted = pool.record("a1"), pool.record("b1")
+    assert (dropped.verdict, dropped.reason, dropped.decided_epoch) == ("REJECT", "undecided", 2)
+    assert (dropped.verdict_successes, dropped.verdict_rollouts, dropped.successes) == (13, 16, 6)
+    assert (accepted.verdict, accepted.reason) == ("ACCEPT", "7/16 against the parent's 1/8")
+    assert names(pool.slots) == ["a", "b1", "c", "d"]
+    pool.book([TaskFeedback(B1, 8, 8, 0.5)])  # active now: the latest counts, the verdict's stay
+    assert (pool.record("b1").successes, pool.record("b1").verdict_successes, pool.record("b1").verdict_rollouts) == (8, 7, 16)
+
+
+def test_without_rerolls_undecided_is_dropped_at_once() -> None:
+    pool = pool_with_pending(max_rerolls=0)
+    pool.book([TaskFeedback(A1, 7, 8, 0.5, verdict="UNDECIDED")])
+    assert pool.record("a1").reason == "undecided"
+    assert [p.task.id for p in pool.pending] == ["b1"]
+
+
+def test_a_task_seen_before_is_refused() -> None:
+    pool = pool_with_pending()
+    pool.book([TaskFeedback(A1, 8, 8, 0.5, verdict="REJECT")])
+    assert pool.knows("a1")
+    assert not pool.knows("a2")
+    assert not pool.propose(Proposal(A1, "harder", "a", 8, 8))
+    assert pool.propose(Proposal(A2, "harder", "a", 8, 8))
+    assert pool.proposed == 3
+
+
+def test_misuse_raises_and_changes_nothing() -> None:
+    pool = pool_with_pending()
+    before = pool.state()
+    with pytest.raises(ValueError, match="'a' is not active or already has"):
+        pool.propose(Proposal(A2, "harder", "a", 8, 8))
+    with pytest.raises(ValueError, match="its proposal names 'c'"):
+        pool.propose(Proposal(A2, "harder", "c", 8, 8))
+    with pytest.raises(ValueError, match="twice"):
+        pool.book([TaskFeedback(C, 1, 8, None), TaskFeedback(C, 1, 8, None)])
+    with pytest.raises(ValueError, match="'a1', which is not active"):
+        pool.book([TaskFeedback(C, 1, 8, None), TaskFeedback(A1, 1, 8, None)])
+    with pytest.raises(ValueError, match="'d', which is not a pending"):
+        pool.book([TaskFeedback(C, 1, 8, None), TaskFeedback(D, 1, 8, None, verdict="ACCEPT")])
+    with pytest.raises(ValueError, match="9 successes in 8"):
+        pool.book([TaskFeedback(C, 9, 8, None)])
+    with pytest.raises(ValueError, match="'a' is not active or has a pending"):
+        pool.replace_slots(["a"], [task("new")])
+    with pytest.raises(ValueError, match="tasks that stay in the pool"):
+        pool.replace_slots(["c"], [D])
+    with pytest.raises(ValueError, match="repeat each other"):
+        pool.replace_slots(["c", "d"], [A2, A2])
+    with pytest.raises(ValueError, match="zip"):
+        pool.replace_slots(["c", "d"], [A2])
+    assert pool.state() == before
+
+
+def test_replaced_task_may_come_back_and_keeps_its_record() -> None:
+    pool = TaskPool([A, B])
+    pool.book([TaskFeedback(A, 5, 8, None)])
+    pool.replace_slots(["a"], [C])
+    assert names(pool.slots) == ["c", "b"]
+    assert pool.record("c").proposed_epoch == 1
+    pool.replace_slots(["b"], [A])
+    assert names(pool.slots) == ["c", "a"]
+    assert pool.record("a").successes == 5
+    pool.replace_slots(["c", "a"], [A, B])  # a moves to the other slot
+    assert names(pool.slots) == ["a", "b"]
+
+
+def test_state_survives_json_and_torch_with_pending_and_rerolls() -> None:
+    pool = pool_with_pending(max_rerolls=2)
+    pool.book([TaskFeedback(A1, 7, 8, 0.5, verdict="UNDECIDED"), TaskFeedback(B1, 0, 8, 0.5, verdict="REJECT")])
+    restored = TaskPool.from_state(json.loads(json.dumps(pool.state())))
+    assert restored.state() == pool.state()
+    assert (restored.slots, restored.pending, restored.records) == (pool.slots, pool.pending, pool.records)
+    for each in (pool, restored):
+        each.book([TaskFeedback(A1, 7, 8, 0.5, verdict="UNDECIDED"), TaskFeedback(C, 1, 8, 0.5)])
+    assert restored.state() == pool.state()
+    assert [p.task.id for p in restored.pending] == ["a1"]  # the first roll was remembered
+    json.dumps(pool.history())
+
+
+def test_state_passes_torch_weights_only(tmp_path) -> None:
+    torch = pytest.importorskip("torch")
+    pool = pool_with_pending()
+    torch.save(pool.state(), tmp_path / "state.pt")
+    assert TaskPool.from_state(torch.load(tmp_path / "state.pt", weights_only=True)).state() == pool.state()
+
+
+def test_state_is_a_snapshot() -> None:
+    pool = pool_with_pending()
+    state = pool.state()
+    pool.book([TaskFeedback(A1, 4, 8, 0.5, verdict="ACCEPT")])
+    assert state["slots"] == ["a", "b", "c", "d"]
+    assert TaskPool.from_state(state).record("a1").verdict is None

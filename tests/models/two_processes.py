@@ -1,0 +1,139 @@
+"""Run by test_sharding.py in each of two processes: sharded models against unsharded ones."""
+
+import copy
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from rla_lightning.metrics import JudgeMetrics, RolloutMetrics
+from rla_lightning.models.language_model import load_language_model, load_trainable_state, trainable_state
+from rla_lightning.models.muon import muon_and_adamw
+from rla_lightning.models.sharding import decoder_blocks, shard, sync_replica, unsharded_state
+from rla_lightning.models.specs import LanguageModelSpec, LoraSpec, TinySpec, ValueModelSpec
+from rla_lightning.models.value_model import load_value_model
+from rla_lightning.types import WON, Completion, Judgment, Observation, RolloutGroup, Step, StepLabel, Task, Trajectory
+
+WORDS = [f"w{index}" for index in range(20)]
+TINY = TinySpec(width=16, layers=2, heads=2, mlp_width=32)
+LORA = LoraSpec(rank=2, target_modules=["q_proj", "down_proj"])
+IDS = torch.randint(6, 28, (4, 7), generator=torch.Generator().manual_seed(0))
+
+
+def loss(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    output = model(input_ids=ids, attention_mask=torch.ones_like(ids))
+    if isinstance(output, torch.Tensor):  # the value model
+        return (output - 1).square().mean()
+    logprobs = output.logits[:, :-1].float().log_softmax(-1)
+    return -logprobs.gather(-1, ids[:, 1:, None]).mean()
+
+
+def update(model: nn.Module, optimizers: list[torch.optim.Optimizer], ids: torch.Tensor) -> float:
+    value = loss(model, ids)
+    value.backward()
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+    return value.item()
+
+
+def adamw(model: nn.Module) -> list[torch.optim.Optimizer]:
+    return [torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01)]
+
+
+def compare(name: str, plain: nn.Module, mesh: object, rank: int) -> None:
+    """Three AdamW steps on halves of a batch (sharded) equal three steps on the batch (plain)."""
+    model, replica = copy.deepcopy(plain), copy.deepcopy(plain)
+    with torch.no_grad():
+        for parameter in replica.parameters():
+            parameter.zero_()  # the first sync must bring every weight
+    assert shard(model, mesh) is model
+    assert all(isinstance(block, FSDPModule) for block in decoder_blocks(model))
+    assert shard(model, mesh) is model  # idempotent
+    assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
+    sync_replica(replica, model)
+    assert torch.equal(loss(replica, IDS), loss(plain, IDS))
+
+    optimizers, plain_optimizers = adamw(model), adamw(plain)
+    for _ in range(3):
+        update(model, optimizers, IDS[2 * rank : 2 * rank + 2])
+        update(plain, plain_optimizers, IDS)
+    full = unsharded_state(model)
+    for key, tensor in plain.state_dict().items():
+        torch.testing.assert_close(full[key], tensor, atol=1e-5, rtol=0, msg=lambda text, key=key: f"{name} {key}: {text}")
+
+    before = loss(replica, IDS).item()
+    sync_replica(replica, model)
+    now = loss(replica, IDS).item()
+    assert abs(before - now) > 1e-3, name
+    torch.testing.assert_close(loss(model, IDS).item(), now, atol=1e-6, rtol=1e-6)
+
+    saved = {
+        key: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for key, tensor in trainable_state(model).items()
+    }
+    update(model, optimizers, IDS)
+    load_trainable_state(model, saved)  # full tensors into shards
+    torch.testing.assert_close(loss(model, IDS).item(), now, atol=1e-6, rtol=1e-6)
+
+
+def check_bfloat16(mesh: object, rank: int) -> None:
+    """bfloat16 bases with float32 heads and adapters, and float32 weights that compute in bfloat16."""
+    mixed = load_value_model(ValueModelSpec(tiny=TINY, dtype="bfloat16", lora=LORA), WORDS, "m").model
+    assert {parameter.dtype for parameter in mixed.parameters()} == {torch.bfloat16, torch.float32}
+    master = load_value_model(ValueModelSpec(tiny=TINY), WORDS, "m").model
+    for model, dtype in ((mixed, None), (master, torch.bfloat16)):
+        shard(model, mesh, dtype)
+        optimizers = adamw(model)
+        first = update(model, optimizers, IDS[2 * rank : 2 * rank + 2])
+        assert update(model, optimizers, IDS[2 * rank : 2 * rank + 2]) < first
+        assert model.head.weight.dtype == torch.float32
+
+
+def check_muon(mesh: object, rank: int) -> None:
+    plain = load_language_model(LanguageModelSpec(tiny=TINY), WORDS, "c").model
+    model = shard(copy.deepcopy(plain), mesh)
+    optimizers, plain_optimizers = muon_and_adamw(model), muon_and_adamw(plain)
+    update(model, optimizers, IDS[2 * rank : 2 * rank + 2])
+    update(plain, plain_optimizers, IDS)
+    torch.testing.assert_close(loss(model, IDS).item(), loss(plain, IDS).item(), atol=0.03, rtol=0)  # bfloat16 inside Muon
+
+
+def check_metrics(rank: int) -> None:
+    """A rank without data neither hangs nor changes the values."""
+    task, completion = Task("t", "toy", {}, 0.5, "t"), Completion((1,), (0.0,), "", "EOS")
+    steps = tuple(Step((1,), completion, Observation(""), "a", True, label=StepLabel(label)) for label in (1, -1))
+    votes = tuple((Judgment((1,), completion, 1), Judgment((1,), completion, score)) for score in (1, -1))
+    group = RolloutGroup(task, (Trajectory(task, steps, WON, "DONE"),), (votes,))
+    judge, rollout = JudgeMetrics(), RolloutMetrics()
+    for ranks, copies in (((0,), 1), ((0, 1), 2)):
+        for metric in (judge, rollout):
+            metric.reset()
+            if rank in ranks:
+                metric.update([group])
+        assert judge.compute()["auc"].item() == 1.0
+        assert judge.compute()["true_negative_rate"].item() == 0.5
+        assert rollout.compute()["mean_turns"].item() == 2.0
+        with rollout.sync_context():
+            assert rollout.steps.item() == 2 * copies
+
+
+def main(rank: int, store: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    compare("full", load_language_model(LanguageModelSpec(tiny=TINY), WORDS, "c").model, mesh, rank)
+    compare("lora", load_language_model(LanguageModelSpec(tiny=TINY, lora=LORA), WORDS, "c").model, mesh, rank)
+    compare("value", load_value_model(ValueModelSpec(tiny=TINY), WORDS, "c").model, mesh, rank)
+    check_bfloat16(mesh, rank)
+    check_muon(mesh, rank)
+    check_metrics(rank)
+    dist.destroy_process_group()
+    print("all equal")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,181 @@
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from rla_lightning.metrics import CriticMetrics, JudgeMetrics, RolloutMetrics, area_under_roc
+from rla_lightning.types import (
+    LOST,
+    WON,
+    Completion,
+    Judgment,
+    Observation,
+    RolloutGroup,
+    Step,
+    StepLabel,
+    Task,
+    Trajectory,
+    TrajectoryStop,
+)
+
+TASK = Task("t", "toy", {}, 0.5, "t")
+COMPLETION = Completion((1,), (0.0,), "", "EOS")
+
+
+def step(label: int | None, is_valid: bool = True) -> Step:
+    return Step((1,), COMPLETION, Observation(""), "a", is_valid, label=None if label is None else StepLabel(label))
+
+
+def trajectory(outcome: float, *steps: Step, stop: TrajectoryStop = "DONE") -> Trajectory:
+    return Trajectory(TASK, steps, outcome, stop)
+
+
+def votes(*scores: int | None) -> tuple[Judgment, ...]:
+    return tuple(Judgment((1,), COMPLETION, score) for score in scores)
+
+
+# Two groups. Votes by step, with the label and whether the action is valid:
+#   won   step 1: + + -  right, valid      lost  step 1: - - +  wrong, valid
+#         step 2: + + +  right, valid            step 2: - None None  wrong, INVALID
+#   error step 1: - - -  (skipped)               step 3: + - None  right, valid
+#   lost  step 1: + + -  wrong, valid
+GROUPS = (
+    RolloutGroup(
+        TASK,
+        (
+            trajectory(WON, step(1), step(1)),
+            trajectory(LOST, step(1), stop="ENV_ERROR"),
+            trajectory(LOST, step(-1), stop="MAX_TURNS"),
+        ),
+        ((votes(1, 1, -1), votes(1, 1, 1)), (votes(-1, -1, -1),), (votes(1, 1, -1),)),
+    ),
+    RolloutGroup(
+        TASK,
+        (trajectory(LOST, step(-1), step(-1, is_valid=False), step(1)),),
+        ((votes(-1, -1, 1), votes(-1, None, None), votes(1, -1, None)),),
+    ),
+)
+
+
+def floats(values: dict[str, Tensor]) -> dict[str, float]:
+    return {name: value.item() for name, value in values.items()}
+
+
+def test_rollout_metrics() -> None:
+    metric = RolloutMetrics()
+    metric.update(GROUPS)
+    assert floats(metric.compute()) == pytest.approx(
+        {
+            "success_rate": 1 / 3,
+            "invalid_action_rate": 1 / 6,
+            "mean_turns": 2.0,  # (2 + 1 + 3) / 3
+            "env_error_rate": 1 / 4,
+            "right_step_rate": 3 / 6,
+        }
+    )
+
+
+def test_unlabelled_steps_leave_the_right_step_rate() -> None:
+    metric = RolloutMetrics()
+    metric.update([RolloutGroup(TASK, (trajectory(WON, step(None), step(1), step(-1), step(-1)),))])
+    assert metric.compute()["right_step_rate"].item() == pytest.approx(1 / 3)
+
+
+def test_judge_metrics() -> None:
+    metric = JudgeMetrics()
+    metric.update(GROUPS)
+    assert floats(metric.compute()) == pytest.approx(
+        {
+            # valid and right: 3 + 3 + 2 votes, 2 + 3 + 1 of them plus; valid and wrong: 3 + 3 votes, 1 + 2 minus
+            "true_positive_rate": 6 / 8,
+            "true_negative_rate": 3 / 6,
+            "process_accuracy": 0.625,
+            # mean votes of right steps 1/3, 1, 0; of wrong ones 1/3, -1/3: pairs .5 + 1, 1 + 1, 0 + 1 of 6
+            "auc": 4.5 / 6,
+            "process_accuracy_all": 10 / 15,  # 6 of 8, 3 of 6, 1 of 1
+            # won: 6 votes, 5 plus; lost: 3 + 3 + 1 + 2 votes, 1 + 2 + 1 + 1 minus
+            "outcome_accuracy": 10 / 15,
+            "outcome_accuracy_balanced": (5 / 6 + 5 / 9) / 2,
+            "p_plus": 5 / 6,
+            "p_minus": 5 / 9,
+            "mu": 5 / 6 + 5 / 9,
+            "parse_error_rate": 3 / 18,
+        }
+    )
+
+
+def test_critic_metrics() -> None:
+    metric = CriticMetrics()
+    metric.update([0.9, 0.6, 0.2, 0.5], [WON, WON, LOST, LOST], [True, False, True, False])
+    assert floats(metric.compute()) == pytest.approx(
+        {
+            "brier": (0.01 + 0.16 + 0.04 + 0.25) / 4,
+            "brier_constant": 0.25,
+            "brier_start": (0.01 + 0.04) / 2,
+            "brier_start_constant": 0.25,
+        }
+    )
+    metric.update([0.5], [WON], [True])  # base rates 3/5 and 2/3
+    assert floats(metric.compute()) == pytest.approx(
+        {"brier": 0.71 / 5, "brier_constant": 6 / 25, "brier_start": 0.30 / 3, "brier_start_constant": 2 / 9}
+    )
+
+
+def test_critic_metrics_refuse_unequal_lengths() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        CriticMetrics().update([0.5, 0.5], [WON], [True])
+
+
+@pytest.mark.parametrize("kind", [RolloutMetrics, JudgeMetrics])
+def test_two_merged_states_equal_one_update(kind: type[RolloutMetrics] | type[JudgeMetrics]) -> None:
+    first, second, both = kind(), kind(), kind()
+    first.update(GROUPS[:1])
+    second.update(GROUPS[1:])
+    both.update(GROUPS)
+    first.merge_state(second)
+    assert floats(first.compute()) == floats(both.compute())
+
+
+def test_two_merged_critic_states_equal_one_update() -> None:
+    first, second, both = CriticMetrics(), CriticMetrics(), CriticMetrics()
+    first.update([0.9, 0.6], [WON, WON], [True, False])
+    second.update([0.2], [LOST], [True])
+    both.update([0.9, 0.6, 0.2], [WON, WON, LOST], [True, False, True])
+    first.merge_state(second)
+    assert floats(first.compute()) == pytest.approx(floats(both.compute()))
+
+
+@pytest.mark.filterwarnings("ignore:The ``compute`` method")
+@pytest.mark.parametrize("kind", [RolloutMetrics, JudgeMetrics, CriticMetrics])
+def test_without_data_every_value_is_nan(kind: type[RolloutMetrics] | type[JudgeMetrics] | type[CriticMetrics]) -> None:
+    metric = kind()
+    assert all(math.isnan(value) for value in metric.compute().values())
+    metric.update([], [], []) if isinstance(metric, CriticMetrics) else metric.update([])
+    assert all(math.isnan(value) for value in metric.compute().values())
+
+
+def test_groups_without_judgments_labels_or_parsed_votes() -> None:
+    metric = JudgeMetrics()
+    lost = trajectory(LOST, step(None), step(-1))
+    metric.update([RolloutGroup(TASK, (lost,)), RolloutGroup(TASK, (lost,), ((votes(1, -1), votes(None, None)),))])
+    values = floats(metric.compute())
+    undefined = {name for name, value in values.items() if math.isnan(value)}
+    assert undefined == {
+        *("process_accuracy", "true_positive_rate", "true_negative_rate", "auc", "process_accuracy_all"),
+        *("outcome_accuracy_balanced", "p_plus", "mu"),
+    }
+    assert (values["p_minus"], values["outcome_accuracy"], values["parse_error_rate"]) == (0.5, 0.5, 0.5)
+
+
+def test_reset_forgets_everything() -> None:
+    metric = JudgeMetrics()
+    metric.update(GROUPS)
+    metric.reset()
+    metric.update(GROUPS[1:])
+    assert metric.compute()["auc"].item() == 1.0  # mean votes 0 against -1/3
+
+
+def test_area_under_roc_by_hand() -> None:
+    assert area_under_roc(torch.tensor([0.8, 0.3]), torch.tensor([0.5, 0.3, 0.1])).item() == pytest.approx(4.5 / 6)
+    assert area_under_roc(torch.tensor([1.0]), torch.tensor([1.0])).item() == 0.5
