@@ -51,6 +51,12 @@ class LoopProgress(L.Callback):
             print(f"iteration {result.iteration}/{trainer.max_epochs}: {', '.join(numbers)} ({elapsed:.0f} s)", flush=True)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self._stop()
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        self._stop()  # Lightning calls no teardown then; a live bar would leave the terminal without a cursor
+
+    def _stop(self) -> None:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

@@ -21,7 +21,8 @@ KEYS = {  # of summary.json: metric of the test sets
     "success_ood": "out_of_distribution/rollout/success_rate",
     "process_accuracy": "in_domain/reward_model/process_accuracy",
     "outcome_accuracy": "in_domain/reward_model/outcome_accuracy",
-    "mu": "in_domain/reward_model/mu",
+    "mu": "in_domain/reward_model_on_policy/mu",
+    "process_accuracy_on_policy": "in_domain/reward_model_on_policy/process_accuracy",
     "invalid_action_rate": "in_domain/rollout/invalid_action_rate",
     "critic_brier": "in_domain/critic/brier",
     "critic_brier_constant": "in_domain/critic/brier_constant",
@@ -60,10 +61,11 @@ class RunSummary(L.Callback):
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         after = _evaluate(trainer, pl_module)
-        if not trainer.is_global_zero or trainer.log_dir is None:
+        log_dir = trainer.log_dir  # asks the first process, so all must
+        if not trainer.is_global_zero or log_dir is None:
             return
         assert isinstance(pl_module, ClosedLoop)
-        folder = Path(trainer.log_dir)
+        folder = Path(log_dir)
         datamodule = trainer.datamodule  # type: ignore[attr-defined]
         assert isinstance(datamodule, EnvironmentDataModule)
         summary = {
@@ -80,7 +82,8 @@ class RunSummary(L.Callback):
             "test": {"before": self.before, "after": after},
         }
         (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-        draw_curves(folder / "metrics.csv", folder / "curves.png")
+        if (folder / "metrics.csv").is_file():  # not every logger writes one
+            draw_curves(folder / "metrics.csv", folder / "curves.png")
         _print_table(summary, folder)
 
     def state_dict(self) -> dict[str, Any]:

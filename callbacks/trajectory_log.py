@@ -41,7 +41,14 @@ class TrajectoryLog(L.Callback):
         )
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Not at the end of an epoch: callbacks come before the module there, which adapts the tasks."""
+        self._write_tasks(trainer)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._write_tasks(trainer)
+
+    def _write_tasks(self, trainer: L.Trainer) -> None:
         """Rewrites tasks.jsonl from the pool, which holds the whole history."""
         folder = trainer.log_dir
         if not trainer.is_global_zero or folder is None:
@@ -62,8 +69,11 @@ def trajectory_rows(
     rows = []
     for index, group in enumerate(result.groups[:max_groups]):
         for g, trajectory in enumerate(group.trajectories):
-            votes = group.judgments[g] if group.judgments else ()
-            credit = zip(result.rewards[index][g], result.advantages[index][g], result.values[index][g], strict=False)
+            unknown = (None,) * len(trajectory.steps)  # no credit where the environment failed
+            votes = group.judgments[g] if group.judgments else ((),) * len(trajectory.steps)
+            credit = zip(
+                result.rewards[index][g] or unknown, result.advantages[index][g] or unknown, result.values[index][g], strict=True
+            )
             rows.append(
                 {
                     "iteration": result.iteration,
@@ -75,7 +85,7 @@ def trajectory_rows(
                     "steps": [
                         _step_row(step, step_votes, tokenizer, judge_tokenizer)
                         | {"reward": reward, "advantage": advantage, "value": value}
-                        for step, step_votes, (reward, advantage, value) in zip(trajectory.steps, votes, credit, strict=False)
+                        for step, step_votes, (reward, advantage, value) in zip(trajectory.steps, votes, credit, strict=True)
                     ],
                 }
             )

@@ -6,8 +6,11 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from random import Random
 
@@ -16,19 +19,19 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from rla_lightning.environments.base import Environment, Episode
 from rla_lightning.models.language_model import load_trainable_state, trainable_state
 from rla_lightning.models.muon import muon_and_adamw
 from rla_lightning.models.sharding import unsharded_state
 from rla_lightning.module import ClosedLoop
 from rla_lightning.rollout.batching import Sample, make_micro_batch
+from rla_lightning.rollout.explorer import DETOURS, INVALID, Explorer
 from rla_lightning.rollout.logprobs import response_logprobs
 from rla_lightning.rollout.players import Players
-from rla_lightning.types import ConfigError, ExpertAction, Observation, StepLabel, Task
+from rla_lightning.types import ConfigError, Task
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1  # of the cache; raise it when training changes
+FORMAT = 2  # of the cache; raise it when training changes
 
 
 @dataclass(frozen=True)
@@ -66,8 +69,8 @@ class WarmStart(L.Callback):
         batch_size: int = 64,
         action_noise: float = 0.3,
         label_noise: float = 0.25,
-        detour_rate: float = 0.3,
-        invalid_rate: float = 0.1,
+        detour_rate: float = DETOURS,
+        invalid_rate: float = INVALID,
         matrix_lr: float = 0.02,
         other_lr: float = 3e-3,
         cache: Path | None = Path("runs/.warm_start"),
@@ -104,77 +107,60 @@ class WarmStart(L.Callback):
         pl_module.sync_players()
 
     def lessons(self, players: Players, difficulty: tuple[float, float], held_out: frozenset[str], seed: int) -> Lessons:
-        """Samples of noisy demonstrations and noisy step labels, from in-domain tasks that are not held out."""
+        """Samples of noisy demonstrations and noisy step labels, from in-domain tasks that are not held out.
+
+        Judge samples weigh 1 / sqrt(how often their critique occurs), so that rare mistakes are learned, too.
+        """
         environment = players.environment
         policy: list[Sample] = []
-        judge: list[Sample] = []
+        judge: list[tuple[Sample, str]] = []
         for index in range(self.episodes):
             rng = Random(f"{seed}/warm start/{index}")
             task = environment.sample(rng, rng.uniform(*difficulty))
-            if task.id not in held_out and environment.validate(task) is None:
-                self._play(players, task, rng, policy, judge)
-        return Lessons(tuple(policy), tuple(judge))
+            if task.id in held_out or environment.validate(task) is not None:
+                continue
+            for lesson, judged, critique in self._play(players, task, rng):
+                policy.append(lesson)
+                if judged is not None:
+                    judge.append((judged, critique))
+        if not policy:
+            raise ConfigError(f"environment {environment.name!r} has no expert: remove WarmStart or give model paths")
+        counts = Counter(critique for _, critique in judge)
+        return Lessons(tuple(policy), tuple(replace(judged, weight=counts[c] ** -0.5) for judged, c in judge))
 
-    def _play(self, players: Players, task: Task, rng: Random, policy: list[Sample], judge: list[Sample]) -> None:
-        """One episode: the expert demonstrates at every state, detours lead to states it would not see."""
+    def _play(self, players: Players, task: Task, rng: Random) -> Iterator[tuple[Sample, Sample | None, str]]:
+        """Lessons of one episode: a demonstration, a judged action and its critique at every visited state."""
         environment, formats = players.environment, players.formats
         tokenizer, judge_tokenizer = players.policy.tokenizer, players.reward_model.tokenizer
-        episode = environment.start(task)
-        history: list[tuple[Observation, str]] = []
-        for _ in range(episode.max_turns):
-            observation = episode.observation
-            expert = environment.expert(episode, rng)
-            if expert is None:
-                raise ConfigError(f"environment {environment.name!r} has no expert: remove WarmStart or give model paths")
-            shown = expert
+        explorer = Explorer(environment, formats.policy, tokenizer, self.detour_rate, self.invalid_rate)
+        for visit in explorer.episode(task, rng):
+            shown, observation = visit.expert, visit.observation
             if observation.commands and rng.random() < self.action_noise:
-                shown = ExpertAction(rng.choice(observation.commands), expert.thought)
-            prompt = formats.policy.prompt(tokenizer, history, observation)
-            policy.append(Sample(prompt, formats.policy.answer(tokenizer, observation, shown), 1.0))
-            action, raw_text = self._executed(players, expert, history, observation, rng)
-            label = self._noisy_label(environment, episode, action, rng)
-            transition = episode.step(action)
+                shown = replace(shown, action=rng.choice(observation.commands))
+            prompt = formats.policy.prompt(tokenizer, visit.history, observation)
+            lesson = Sample(prompt, formats.policy.answer(tokenizer, observation, shown), 1.0)
+            if self.judge_updates == 0:
+                yield lesson, None, ""
+                continue
+            if visit.label is None:
+                raise ConfigError(f"environment {environment.name!r} has no step labels: set WarmStart.judge_updates to 0")
+            flipped = rng.random() < self.label_noise
+            label = replace(visit.label, score=-visit.label.score) if flipped else visit.label
             judge_prompt = formats.judge.prompt(
-                judge_tokenizer, history, observation, action, raw_text, bool(action), transition.observation.text
+                judge_tokenizer,
+                visit.history,
+                observation,
+                visit.action,
+                visit.raw_text,
+                visit.transition.is_valid,
+                visit.transition.observation.text,
             )
-            judge.append(Sample(judge_prompt, formats.judge.answer(judge_tokenizer, label), 1.0))
-            history.append((observation, action))
-            if transition.done:
-                return
-
-    def _executed(
-        self,
-        players: Players,
-        expert: ExpertAction,
-        history: Sequence[tuple[Observation, str]],
-        observation: Observation,
-        rng: Random,
-    ) -> tuple[str, str]:
-        """The action that is taken ("" when it is not admissible) and the answer that led to it."""
-        draw = rng.random()
-        stale = [(o, c) for o, _ in history for c in o.commands if c not in observation.commands]
-        chosen, shown_in = expert, observation
-        if draw < self.invalid_rate and stale:
-            shown_in, command = rng.choice(stale)  # was possible earlier in this episode, is not now
-            chosen = ExpertAction(command, expert.thought)
-        elif draw < self.invalid_rate + self.detour_rate and observation.commands:
-            chosen = ExpertAction(rng.choice(observation.commands), expert.thought)
-        tokenizer = players.policy.tokenizer
-        answer = players.formats.policy.answer(tokenizer, shown_in, chosen)
-        raw_text = str(tokenizer.decode(list(answer), skip_special_tokens=True))
-        return ("" if shown_in is not observation else chosen.action), raw_text
-
-    def _noisy_label(self, environment: Environment, episode: Episode, action: str, rng: Random) -> StepLabel:
-        label = environment.label_step(episode, action)
-        if label is None:
-            raise ConfigError(f"environment {environment.name!r} has no step labels: set WarmStart.judge_updates to 0")
-        if rng.random() >= self.label_noise:
-            return label
-        return StepLabel(-label.score, label.critique)
+            yield lesson, Sample(judge_prompt, formats.judge.answer(judge_tokenizer, label), 1.0), label.critique
 
     def _teach(self, trainer: L.Trainer, pl_module: ClosedLoop, name: str, samples: Sequence[Sample], updates: int) -> None:
         model = getattr(pl_module, name)
-        path = None if self.cache is None else self.cache / f"{name}-{self._fingerprint(model, samples, updates)}.safetensors"
+        fingerprint = self._fingerprint(pl_module, name, samples, updates)
+        path = None if self.cache is None else self.cache / f"{name}-{fingerprint}.safetensors"
         if path is not None and path.is_file():
             load_trainable_state(model, load_file(path))
             logger.info("warm start of %s from %s", name, path)
@@ -184,12 +170,13 @@ class WarmStart(L.Callback):
         optimizers = muon_and_adamw(model, self.matrix_lr, self.other_lr)
         peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
         rng = Random(f"{pl_module.seed}/warm start/{name}")
+        weights = list(accumulate(sample.weight for sample in samples))
         for update in range(updates):
             for optimizer, rates in zip(optimizers, peaks, strict=True):
                 for group, peak in zip(optimizer.param_groups, rates, strict=True):
                     group["lr"] = peak * 0.5 * (1 + math.cos(math.pi * update / updates))
-            batch = make_micro_batch([samples[rng.randrange(len(samples))] for _ in range(self.batch_size)], pad_id)
-            batch = batch.to(pl_module.device)
+            drawn = rng.choices(samples, cum_weights=weights, k=self.batch_size)
+            batch = make_micro_batch(drawn, pad_id).to(pl_module.device)
             logprobs, _ = response_logprobs(model, batch, temperature)
             loss = -(logprobs * batch.response_mask).sum() / batch.response_mask.sum()
             loss.backward()
@@ -202,10 +189,12 @@ class WarmStart(L.Callback):
         if path is not None:
             self._save(trainer, model, path)
 
-    def _fingerprint(self, model: nn.Module, samples: Sequence[Sample], updates: int) -> str:
-        """Of all that the result depends on: data, initial weights, settings, torch's version."""
+    def _fingerprint(self, pl_module: ClosedLoop, name: str, samples: Sequence[Sample], updates: int) -> str:
+        """Of all that the result depends on: data, architecture and initial weights, settings, torch's version."""
+        model, spec = getattr(pl_module, name), getattr(pl_module, f"{name}_spec")
         settings = (FORMAT, updates, self.batch_size, self.matrix_lr, self.other_lr, torch.__version__)
-        digest = hashlib.sha256(repr(settings).encode())
+        loop = (spec, pl_module.rollout.temperature, pl_module.seed)  # equal weights can belong to unequal specs, e.g. heads
+        digest = hashlib.sha256(repr((settings, loop)).encode())
         digest.update(json.dumps([asdict(sample) for sample in samples]).encode())
         for key, tensor in trainable_state(model).items():
             digest.update(key.encode() + str(tuple(tensor.shape)).encode())
@@ -218,7 +207,7 @@ class WarmStart(L.Callback):
         state = {key: value.contiguous().cpu() for key, value in unsharded_state(model).items() if key in kept}
         if trainer.is_global_zero:
             path.parent.mkdir(parents=True, exist_ok=True)
-            partial = path.with_suffix(".partial")
+            partial = path.with_suffix(f".{os.getpid()}.partial")  # two runs may train the same weights at a time
             save_file(state, partial)
             partial.rename(path)
         trainer.strategy.barrier()

@@ -4,76 +4,146 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import lightning as L
 from jsonargparse import Namespace
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.strategies import ModelParallelStrategy, SingleDeviceStrategy
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from rla_lightning.datamodule import EnvironmentDataModule
 from rla_lightning.module import ClosedLoop
-from rla_lightning.runs import ReplayMetrics, last_checkpoint, new_run_folder
+from rla_lightning.runs import ReplayMetrics, check_checkpoint, discard_unused, last_checkpoint, new_run_folder, process_rank
 from rla_lightning.types import ConfigError
 
 HARMLESS_WARNINGS = (
     ".*Experiment logs directory .* exists and is not empty",  # the run folder is ours and new
     ".*does not have many workers",  # a loader's one item is plain data
     ".*isinstance\\(treespec, LeafSpec\\)",  # inside Lightning
+    ".*sync_dist=True",  # every process computes the same numbers
+    ".*returned a view tensor",  # nobody changes the critic's logits in place
+    ".*The dirpath has changed from",  # a resumed run has a folder of its own
 )
 UNUSABLE_STRATEGIES = ("ddp", "fsdp", "deepspeed")  # prefixes of Lightning's names
+FIXED_SETTINGS = {
+    "reload_dataloaders_every_n_epochs": (1, "tasks are regenerated every epoch"),
+    "use_distributed_sampler": (False, "every process draws the same tasks and plays its share"),
+}
+NOISE = re.compile(  # of jsonargparse's reports on a value: what else it could have been
+    r"Does not validate against|Subtypes:|Errors:|Given value|Expected a <class 'NoneType'>|Expected a path but|"
+    r"Not a valid subclass|Subclass types expect|a class path|a dict |Expected a typing\.|Expected a list|$"
+)
+
+
+class RlaParser(LightningArgumentParser):
+    """Reports a mistake in one line."""
+
+    reading = ""  # the file that is parsed now
+
+    def parse_path(self, cfg_path: Any, *args: Any, **kwargs: Any) -> Namespace:
+        self.reading = f"{cfg_path}: "
+        try:
+            return super().parse_path(cfg_path, *args, **kwargs)
+        finally:
+            self.reading = ""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        known = _config_error(ex)
+        _fail(str(known) if known else self.reading + _one_line(message))
 
 
 class RlaCLI(LightningCLI):
     """LightningCLI with one environment for data and model, one seed, and one run folder per run."""
 
+    run_folder: Path | None = None
+
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument("--experiment", type=str, default="default", help="Runs go to runs/<experiment>/version_N.")
         parser.add_argument("--runs", type=Path, default=Path("runs"), help="Folder of all experiments.")
         parser.link_arguments("data.environment", "model.environment", apply_on="instantiate")
-        parser.link_arguments("seed_everything", "model.seed", compute_fn=int)
-        parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
+        parser.link_arguments("seed_everything", "model.seed", compute_fn=_seed)
+        parser.link_arguments("seed_everything", "data.seed", compute_fn=_seed)
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        return {name: skipped for name, skipped in LightningCLI.subcommands().items() if name != "predict"}
+        skipped = LightningCLI.subcommands()
+        return {"fit": skipped["fit"], "validate": skipped["validate"] | {"verbose"}, "test": skipped["test"] | {"verbose"}}
+
+    def _parse_ckpt_path(self) -> None:
+        """Instead of Lightning's look for hyper-parameters, which ours has not: resolve and check the checkpoint."""
+        config = self.config[self.config.subcommand]
+        if config.weights_only is None:
+            config.weights_only = True
+        if config.ckpt_path == "last":
+            config.ckpt_path = str(last_checkpoint(config.runs / config.experiment))
+        if config.ckpt_path is not None:
+            check_checkpoint(Path(config.ckpt_path), config.weights_only)
 
     def before_instantiate_classes(self) -> None:
-        """Refuse what cannot work, resolve `ckpt_path: last`, make the run folder."""
-        config = self.config[self.subcommand]
-        _check_trainer(config.trainer)
-        root = config.runs / config.experiment
-        if config.get("ckpt_path") == "last":
-            config.ckpt_path = str(last_checkpoint(root))
-        if config.get("ckpt_path") is not None:
-            _check_checkpoint(Path(config.ckpt_path))
-        if config.trainer.logger in (None, True) and not config.trainer.fast_dev_run:
-            folder = new_run_folder(root)
-            place = {"save_dir": str(config.runs), "name": config.experiment, "version": folder.name}
-            config.trainer.logger = [
-                _class("lightning.pytorch.loggers.TensorBoardLogger", place),
-                _class("lightning.pytorch.loggers.CSVLogger", place),
-            ]
+        _check_trainer(self.config[self.subcommand].trainer)
+
+    def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
+        """The trainer, with a new run folder; `trainer.logger` adds to our loggers, false switches them off."""
+        config, given = self.config[self.subcommand], self.config_init[self.subcommand].trainer
+        if config.trainer.fast_dev_run:
+            return _checked(super().instantiate_trainer(**kwargs))
+        self.run_folder = new_run_folder(config.runs / config.experiment)
+        kwargs["default_root_dir"] = given.default_root_dir or str(self.run_folder)
+        if given.logger is not False:
+            place: dict[str, Any] = {"save_dir": config.runs, "name": config.experiment, "version": self.run_folder.name}
+            more = given.logger if isinstance(given.logger, list) else [given.logger]
+            more = [logger for logger in more if logger not in (None, True)]
+            kwargs["logger"] = [TensorBoardLogger(**place), CSVLogger(**place), *more]
+        with _unused_folder_discarded(self.run_folder):
+            return _checked(super().instantiate_trainer(**kwargs))
+
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        """Lightning's own table cuts names off and has a column per loader."""
+        kwargs = super()._prepare_subcommand_kwargs(subcommand)
+        return kwargs if subcommand == "fit" else {**kwargs, "verbose": False}
+
+    def after_validate(self) -> None:
+        self._print_metrics()
+
+    def after_test(self) -> None:
+        self._print_metrics()
+
+    def _print_metrics(self) -> None:
+        if self.trainer.is_global_zero:
+            for name, value in sorted(self.trainer.logged_metrics.items()):
+                print(f"{name}: {float(value):.4g}")
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        with _unused_folder_discarded(self.run_folder):
+            super()._run_subcommand(subcommand)
 
 
-def main(args: list[str] | None = None) -> RlaCLI | None:
+def main(args: list[str] | None = None) -> None:
     """Run the command line; a `ConfigError` is printed as one line and ends with exit code 2."""
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # a user's own modules can be named in YAML and never shadow ours
+    _find_modules_of_users()
     _keep_freed_memory()
     for message in HARMLESS_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
     try:
-        return RlaCLI(
+        RlaCLI(
             ClosedLoop,
             EnvironmentDataModule,
+            parser_class=RlaParser,
             auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
             seed_everything_default=0,
-            save_config_kwargs={"overwrite": False},
             trainer_defaults={
-                "use_distributed_sampler": False,
-                "reload_dataloaders_every_n_epochs": 1,
+                **{name: value for name, (value, _) in FIXED_SETTINGS.items()},
                 "num_sanity_val_steps": 0,
                 "log_every_n_steps": 1,
                 "enable_progress_bar": False,
@@ -82,9 +152,67 @@ def main(args: list[str] | None = None) -> RlaCLI | None:
             },
             args=args,
         )
-    except ConfigError as error:
-        print(f"rla: error: {error}", file=sys.stderr)
-        sys.exit(2)
+    except MisconfigurationException as error:
+        _fail(_one_line(str(error)))
+    except ValueError as error:
+        known = _config_error(error)
+        if known is None:
+            raise
+        _fail(str(known))
+
+
+def _fail(message: str) -> NoReturn:
+    rank = process_rank()
+    where = f" (process {rank})" if rank else ""
+    print(f"rla: error{where}: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _config_error(error: BaseException | None) -> ConfigError | None:
+    """The ConfigError that an exception of jsonargparse wraps."""
+    if error is None or isinstance(error, ConfigError):
+        return error
+    return _config_error(error.__cause__) or _config_error(error.__context__)
+
+
+def _one_line(message: str) -> str:
+    lines = [line.strip(" -") for line in message.splitlines()]
+    line = " ".join([line for line in lines if not NOISE.match(line)] or lines)
+    value = re.search(r"^ *Given value: (.{1,60})$", message, re.MULTILINE)
+    return f"{line}. Got value: {value[1]}" if value and value[1] not in line else line
+
+
+def _seed(seed: int) -> int:
+    if isinstance(seed, bool):
+        raise ConfigError(f"seed_everything must be a number, got {str(seed).lower()}")
+    return seed
+
+
+@contextmanager
+def _unused_folder_discarded(folder: Path | None) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        if folder is not None:
+            discard_unused(folder)
+        raise
+
+
+class _WorkingDirectory:
+    """Finds the modules of the folder in which a command is run, when nobody else knows their name.
+
+    At the end of sys.path they would come before those of an editable install, e.g. a callbacks.py before ours.
+    """
+
+    @classmethod
+    def find_spec(cls, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        return None if path is not None else PathFinder.find_spec(name, [os.getcwd()])
+
+
+def _find_modules_of_users() -> None:
+    sys.path[:] = [path for path in sys.path if path not in ("", os.getcwd())]
+    if _WorkingDirectory not in sys.meta_path:
+        sys.meta_path.append(_WorkingDirectory)
 
 
 def _keep_freed_memory() -> None:
@@ -99,28 +227,45 @@ def _keep_freed_memory() -> None:
 
 
 def _check_trainer(trainer: Namespace) -> None:
+    """Refuse settings that cannot work, before anything is built."""
     strategy = trainer.strategy
-    name = strategy if isinstance(strategy, str) else strategy.class_path.rsplit(".", 1)[-1].lower() if strategy else ""
-    if name.startswith(UNUSABLE_STRATEGIES):
-        raise ConfigError(
-            f"trainer.strategy {name!r} cannot train several models with several optimizers by hand; "
-            "use --config configs/trainer/fsdp2.yaml (ModelParallelStrategy) for several devices"
-        )
+    name = strategy if isinstance(strategy, str) else strategy.class_path.rsplit(".", 1)[-1]
+    if name.lower().startswith(UNUSABLE_STRATEGIES):
+        raise ConfigError(_unusable(name))
     for setting in ("gradient_clip_val", "accumulate_grad_batches"):
         value = trainer.get(setting)
-        if value not in (None, 1):
+        if value not in (None, 0, 1) or (setting == "gradient_clip_val" and value):
             raise ConfigError(f"trainer.{setting} {value} has no effect here; set max_grad_norm or token_budget of each update")
-    if trainer.reload_dataloaders_every_n_epochs != 1:
-        raise ConfigError("trainer.reload_dataloaders_every_n_epochs must be 1: tasks are regenerated every epoch")
+    for setting, (value, reason) in FIXED_SETTINGS.items():
+        if trainer[setting] != value:
+            raise ConfigError(f"trainer.{setting} must be {value}, got {trainer[setting]}: {reason}")
 
 
-def _check_checkpoint(path: Path) -> None:
-    if not path.exists():
-        raise ConfigError(f"ckpt_path {str(path)!r} does not exist")
+def _unusable(strategy: str) -> str:
+    return (
+        f"trainer.strategy {strategy!r} cannot train several models with several optimizers by hand; "
+        "use --config configs/trainer/fsdp2.yaml (ModelParallelStrategy) for several devices"
+    )
 
 
-def _class(class_path: str, init_args: dict[str, Any]) -> Namespace:
-    return Namespace(class_path=class_path, init_args=Namespace(init_args))
+def _checked(trainer: L.Trainer) -> L.Trainer:
+    """Refuse strategies that Lightning chose by itself; save checkpoints when an epoch is complete.
+
+    By default ModelCheckpoint saves after validation when that is not run in every epoch: rarely, and before the
+    tasks were adapted to the epoch's feedback, which a resumed run would then miss.
+    """
+    if not isinstance(trainer.strategy, SingleDeviceStrategy | ModelParallelStrategy):
+        raise ConfigError(_unusable(type(trainer.strategy).__name__))
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, ModelCheckpoint):
+            if callback._every_n_train_steps or callback._train_time_interval or callback._save_on_train_epoch_end is False:
+                raise ConfigError(
+                    "ModelCheckpoint must save at the end of epochs: set every_n_epochs and nothing else about when"
+                )
+            callback._save_on_train_epoch_end = True
+            if trainer.fast_dev_run:  # type: ignore[attr-defined]
+                callback.save_last = False
+    return trainer
 
 
 if __name__ == "__main__":

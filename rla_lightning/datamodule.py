@@ -101,6 +101,12 @@ class EnvironmentDataModule(L.LightningDataModule):
             self._evaluation_sets[purpose] = tuple(self._held_out(purpose, split) for split in SPLITS)
         return self._evaluation_sets[purpose]
 
+    @property
+    def tasks(self) -> list[Task]:
+        """All that can be rolled out now: the slots of the pool and the evaluation tasks."""
+        sets = self.evaluation_sets("validation") + self.evaluation_sets("test")
+        return [*self.pool.slots, *(task for evaluation_set in sets for task in evaluation_set.tasks)]
+
     def adapt(self, feedback: Sequence[TaskFeedback], predict: Predict) -> None:
         """Book the verdicts of one iteration and propose the next tasks."""
         self.pool.book(feedback)
@@ -113,6 +119,12 @@ class EnvironmentDataModule(L.LightningDataModule):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.pool = TaskPool.from_state(state_dict["pool"], self._held_out_ids())
+        leaked = next((record.task.id for record in self.pool.records if record.task.id in self.pool.held_out), None)
+        require(
+            leaked is None,
+            f"the checkpoint trained on task {leaked}, which is held out here: resume with the run's own environment, "
+            "data.validation_tasks, data.test_tasks and difficulties",
+        )
         self.epoch = state_dict["epoch"]
 
     def _held_out_ids(self) -> frozenset[str]:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torchmetrics import Metric
 
+from rla_lightning.distributed import sum_over_ranks
 from rla_lightning.metrics import CriticMetrics, JudgeMetrics, RolloutMetrics
 from rla_lightning.types import RolloutGroup
 
@@ -36,6 +37,19 @@ def measure(
     metrics["reward_model"].update(groups)
     metrics["critic"].update(*_predictions(groups, values))
     return {f"{prefix}/{name}": float(v) for prefix, metric in metrics.items() for name, v in metric.compute().items()}
+
+
+def on_fixed_steps(metrics: dict[str, float], fixed: Sequence[RolloutGroup], device: torch.device) -> dict[str, float]:
+    """`reward_model/...` of the judged `fixed` groups; what `metrics` had becomes `reward_model_on_policy/...`.
+
+    Without fixed groups (an environment without an expert) the policy's own steps serve as both.
+    """
+    on_policy = {n.replace("reward_model/", "reward_model_on_policy/"): v for n, v in metrics.items()}
+    if sum_over_ranks({"groups": len(fixed)}, device)["groups"] == 0:
+        return {**metrics, **on_policy}
+    judge = JudgeMetrics().to(device)
+    judge.update(fixed)
+    return {**on_policy, **{f"reward_model/{name}": float(value) for name, value in judge.compute().items()}}
 
 
 def iteration_metrics(groups: Sequence[RolloutGroup], values: Sequence[GroupValues], active: int) -> dict[str, float]:

@@ -23,14 +23,14 @@ from rla_lightning.algorithm.acceptance import posterior, threshold
 from rla_lightning.algorithm.losses import LossOutput, policy_loss, value_loss
 from rla_lightning.algorithm.precision import count_votes
 from rla_lightning.curriculum.critiques import template_critique
-from rla_lightning.distributed import share, unshare
+from rla_lightning.distributed import failing_together, from_first, share, unshare
 from rla_lightning.environments.base import Environment
-from rla_lightning.measure import GroupValues, iteration_metrics, measure
+from rla_lightning.measure import GroupValues, iteration_metrics, measure, on_fixed_steps
 from rla_lightning.models.language_model import load_language_model, trainable_state
 from rla_lightning.models.sharding import shard, sync_replica
 from rla_lightning.models.specs import LanguageModelSpec, ValueModelSpec
 from rla_lightning.models.value_model import load_value_model
-from rla_lightning.optimization import optimize
+from rla_lightning.optimization import averages, optimize
 from rla_lightning.rollout.formats import (
     CompactCriticFormat,
     CompactJudgeFormat,
@@ -60,6 +60,7 @@ from rla_lightning.updates import (
     TaskSample,
     ValuePiece,
     assign_credit,
+    iteration_result,
     judge_samples,
     pieces,
     policy_samples,
@@ -159,7 +160,7 @@ class ClosedLoop(L.LightningModule):
             groups = self._judge(groups, key)
         values = self._values(groups)
         verdicts = self._verdicts(batch.proposals, groups[len(batch.active) :])
-        credits = [assign_credit(g, self.reward, [2 * v - 1 for v in value]) for g, value in zip(groups, values, strict=True)]
+        credits = [assign_credit(g, self.reward, value) for g, value in zip(groups, values, strict=True)]
         trained = [i for i, group in enumerate(groups) if verdicts.get(group.task.id, "ACCEPT") == "ACCEPT"]
         kept, credit = [groups[i] for i in trained], [credits[i] for i in trained]
         with self._timed("update"):
@@ -170,27 +171,29 @@ class ClosedLoop(L.LightningModule):
         feedback = [self._task_feedback(group, value, verdicts) for group, value in zip(groups, values, strict=True)]
         metrics = iteration_metrics(groups, values, len(batch.active)) | updates
         self._finish_iteration(metrics, feedback)
-        return {"result": _result(int(self.iteration), feedback, groups, credits, values, metrics)}
+        return {"result": iteration_result(int(self.iteration), feedback, groups, credits, values, metrics)}
 
     def on_train_epoch_end(self) -> None:
         """Regenerate the tasks from this epoch's feedback; `data.adapter: null` only books it."""
         datamodule = self.trainer.datamodule  # type: ignore[attr-defined]
         self.sync_players()
         self.progress("adapting tasks", 0, 1, float("nan"))
-        datamodule.adapt(self._feedback, self.players.predict)
+        datamodule.adapt(self._feedback, lambda tasks: from_first(self.players.predict(tasks)))
         self._feedback = []
         self.log_dict({f"env/{name}": value for name, value in datamodule.pool.statistics().items()}, batch_size=1)
         self.log("step", float(self.iteration), batch_size=1)
 
     def _roll_out(self, tasks: Sequence[Task], key: str) -> list[RolloutGroup]:
         settings = self.rollout
-        return unshare(
-            self.players.play(share(tasks), settings.group_size, key, max_turns=settings.max_turns, progress=self.progress)
-        )
+        with failing_together():
+            mine = self.players.play(share(tasks), settings.group_size, key, max_turns=settings.max_turns, progress=self.progress)
+        return unshare(mine)
 
     def _judge(self, groups: Sequence[RolloutGroup], key: str) -> list[RolloutGroup]:
-        judged = unshare(self.players.judge(share(groups), key, progress=self.progress))
-        self.tokens_generated += sum(_generated_tokens(group) for group in judged)
+        with failing_together():
+            mine = self.players.judge(share(groups), key, progress=self.progress)
+        judged = unshare(mine)
+        self.tokens_generated += sum(group.generated_tokens for group in judged)
         return judged
 
     def _values(self, groups: Sequence[RolloutGroup]) -> list[GroupValues]:
@@ -281,9 +284,7 @@ class ClosedLoop(L.LightningModule):
 
         sums = optimize(self, name, self._optimizers[name], steps, loss, settings)
         self.tokens_trained += int(sums.get("tokens", 0))
-        per_token = {n: sums[n] / max(sums["tokens"], 1) for n in ("approx_kl", "clip_fraction", "entropy", "sampler_gap")}
-        summary = {"samples": float(len(samples)), **per_token, **_per_step(sums)}
-        return {f"{name}/{metric}": value for metric, value in summary.items()}
+        return {f"{name}/{metric}": value for metric, value in {"samples": len(samples), **averages(sums)}.items()}
 
     def _update_critic(self, groups: Sequence[RolloutGroup], key: str) -> dict[str, float]:
         """Fit the predicted success to the verified outcomes."""
@@ -301,7 +302,7 @@ class ClosedLoop(L.LightningModule):
             return value_loss(logits, batch.outcomes, denominator=piece.denominator, weights=batch.weights)
 
         sums = optimize(self, "critic", self._optimizers["critic"], steps, loss, self.critic_update)
-        return {f"critic/{metric}": value for metric, value in _per_step(sums).items()}
+        return {f"critic/{metric}": value for metric, value in averages(sums).items()}
 
     # Evaluation
 
@@ -320,20 +321,26 @@ class ClosedLoop(L.LightningModule):
     def evaluate(self, batch: EvaluationSet, purpose: str) -> dict[str, float]:
         """Success, judge and critic metrics on held-out tasks, sampled at the training temperature.
 
-        The draws are the same at every call, so differences come from the models.
+        The reward model is judged on fixed steps, those of a scripted agent on the same tasks (as in the paper, where a
+        frozen one's accuracy does not move with the policy), and on the policy's own as `reward_model_on_policy`. The
+        draws are the same at every call, so differences come from the models.
         """
         self.sync_players()
         key = f"{self.seed}/evaluate/{purpose}/{batch.split}"
-        mine = self.players.play(
-            share(batch.tasks),
-            self.rollout.eval_samples,
-            key,
-            max_turns=self.rollout.eval_max_turns,
-            with_labels=True,
-            progress=lambda stage, *rest: self.progress(f"{purpose} {batch.split}: {stage}", *rest),
-        )
-        mine = self.players.judge(mine, key)
-        return measure(mine, [self.players.state_values(group) for group in mine], self.device)
+        with failing_together():
+            mine = self.players.play(
+                share(batch.tasks),
+                self.rollout.eval_samples,
+                key,
+                max_turns=self.rollout.eval_max_turns,
+                with_labels=True,
+                progress=lambda stage, *rest: self.progress(f"{purpose} {batch.split}: {stage}", *rest),
+            )
+            mine = self.players.judge(mine, key)
+            values = [self.players.state_values(group) for group in mine]
+            fixed = self.players.judge(self.players.explore(share(batch.tasks), f"explore/{batch.split}"), key)
+        metrics = measure(mine, values, self.device)
+        return on_fixed_steps(metrics, fixed, self.device)
 
     def _log_evaluation(self, purpose: str, batch: EvaluationSet) -> None:
         metrics = {f"{purpose}/{batch.split}/{name}": value for name, value in self.evaluate(batch, purpose).items()}
@@ -366,6 +373,8 @@ class ClosedLoop(L.LightningModule):
             self.formats,
             self.rollout,
         )
+        if self._trainer is not None:  # before any work: callbacks may train for minutes in on_fit_start
+            self.players.check_context(self.trainer.datamodule.tasks)  # type: ignore[attr-defined]
 
     def sync_players(self) -> None:
         """Bring the unsharded copies up to date; nothing to do where the models themselves are used."""
@@ -414,9 +423,14 @@ class ClosedLoop(L.LightningModule):
         kept |= {name for name, _ in self.named_buffers(recurse=False)}
         return {name: value for name, value in super().state_dict(*args, **kwargs).items() if name in kept}
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Note which model each optimizer state belongs to; Lightning restores them by position."""
+        checkpoint["optimizers_of"] = list(self._optimizers)
+
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse a checkpoint of other models by its first key that differs."""
-        own, saved = self.state_dict(), checkpoint["state_dict"]
+        """Refuse a checkpoint of other models by its first key that differs, or one that trained others of them."""
+        own = self.state_dict()
+        saved = checkpoint.get("state_dict", own)  # a strategy that has loaded the weights itself asked before it did
         for name in sorted(own.keys() | saved.keys()):
             if name not in saved or name not in own:
                 place = "the checkpoint" if name not in saved else "this model"
@@ -424,47 +438,12 @@ class ClosedLoop(L.LightningModule):
             if own[name].shape != saved[name].shape:
                 shapes = f"{tuple(saved[name].shape)} in the checkpoint, {tuple(own[name].shape)} in this model"
                 raise ConfigError(f"the checkpoint is of another architecture: {name} is {shapes}")
+        trained, now = checkpoint["optimizers_of"], [name for name in MODELS if self.optimizer_factories[name] is not None]
+        if self.trainer.training and trained != now:
+            raise ConfigError(f"the checkpoint trained {', '.join(trained)}; this run would train {', '.join(now) or 'nothing'}")
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:
         start = time.perf_counter()
         yield
         self._seconds[stage] += time.perf_counter() - start
-
-
-def _per_step(sums: dict[str, float]) -> dict[str, float]:
-    steps = max(sums["optimizer_steps"], 1)
-    return {
-        "loss": sums.get("loss", 0.0) / steps,
-        "grad_norm": sums["grad_norm"] / steps,
-        "optimizer_steps": sums["optimizer_steps"],
-        "stopped_early": sums["stopped_early"],
-    }
-
-
-def _generated_tokens(group: RolloutGroup) -> int:
-    acted = sum(len(step.completion.token_ids) for trajectory in group.trajectories for step in trajectory.steps)
-    judged = sum(len(vote.completion.token_ids) for steps in group.judgments for votes in steps for vote in votes)
-    return acted + judged
-
-
-def _result(
-    iteration: int,
-    feedback: Sequence[TaskFeedback],
-    groups: Sequence[RolloutGroup],
-    credits: Sequence[GroupCredit],
-    values: Sequence[GroupValues],
-    metrics: dict[str, float],
-) -> IterationResult:
-    def plain(groups_of_arrays: Sequence[Sequence[np.ndarray]]) -> tuple[tuple[tuple[float, ...], ...], ...]:
-        return tuple(tuple(tuple(array.tolist()) for array in arrays) for arrays in groups_of_arrays)
-
-    return IterationResult(
-        iteration=iteration,
-        feedback=tuple(feedback),
-        groups=tuple(groups),
-        advantages=plain([credit.advantages for credit in credits]),
-        rewards=plain([credit.rewards for credit in credits]),
-        values=plain(values),
-        metrics=metrics,
-    )

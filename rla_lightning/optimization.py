@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import lightning as L
@@ -55,11 +56,14 @@ def optimize(
             if settings.target_kl is not None and reduced.get("approx_kl", 0.0) > settings.target_kl * reduced["tokens"]:
                 totals["stopped_early"] += 1
                 break
+            if reduced.get("tokens", reduced.get("samples")) == 0:  # an optimizer with momentum would still move
+                warnings.warn(f"a step of the {name} update has no token to train on: {_tasks(step)}", stacklevel=2)
+                continue
             norm = float(_full(nn.utils.clip_grad_norm_(parameters, settings.max_grad_norm)))
             if not (math.isfinite(reduced["loss"]) and math.isfinite(norm)):
-                tasks = ", ".join(suspects or dict.fromkeys(task for piece in step for task in piece.task_ids))
                 raise FloatingPointError(
-                    f"the {name} update is not finite (loss {reduced['loss']}, gradient norm {norm}); tasks: {tasks}"
+                    f"the {name} update is not finite (loss {reduced['loss']}, gradient norm {norm}); "
+                    f"tasks: {_tasks(suspects or step)}"
                 )
             optimizer.step()
             totals.update(reduced)
@@ -70,20 +74,39 @@ def optimize(
     return dict(totals)
 
 
+def averages(sums: Mapping[str, float]) -> dict[str, float]:
+    """What is logged of the sums that `optimize` returns: per optimizer step, per token or per sample."""
+    steps, tokens, samples = (max(sums.get(name, 0), 1) for name in ("optimizer_steps", "tokens", "samples"))
+    per_token = {n: sums[n] / tokens for n in ("approx_kl", "clip_fraction", "entropy", "sampler_gap") if n in sums}
+    per_sample = {f"train_{n}": sums[n] / samples for n in ("brier",) if n in sums}
+    return {
+        "loss": sums.get("loss", 0.0) / steps,
+        "grad_norm": sums["grad_norm"] / steps,
+        "optimizer_steps": sums["optimizer_steps"],
+        "stopped_early": sums["stopped_early"],
+        **per_token,
+        **per_sample,
+    }
+
+
 def _backward(
     module: L.LightningModule, step: Sequence[AnyPiece], loss_fn: Callable[[AnyPiece], LossOutput]
-) -> tuple[dict[str, Tensor], list[str]]:
-    """Gradients of one optimizer step; the sums of its metrics and the tasks with a loss that is not finite."""
+) -> tuple[dict[str, Tensor], list[AnyPiece]]:
+    """Gradients of one optimizer step; the sums of its metrics and the pieces with a loss that is not finite."""
     sums: dict[str, Tensor] = {}
-    suspects: list[str] = []
+    suspects: list[AnyPiece] = []
     for piece in step:
         output = loss_fn(piece)
         module.manual_backward(output.loss * world_size())  # sharded gradients are averaged over ranks
         for metric, value in {"loss": output.loss.detach(), **output.metrics}.items():
-            sums[metric] = sums.get(metric, torch.zeros((), dtype=torch.float64)) + value.double().cpu()
+            sums[metric] = sums.get(metric, torch.zeros((), dtype=torch.float64)) + value.cpu().double()
         if not torch.isfinite(output.loss):
-            suspects += piece.task_ids
+            suspects.append(piece)
     return sums, suspects
+
+
+def _tasks(pieces: Sequence[AnyPiece]) -> str:
+    return ", ".join(dict.fromkeys(task for piece in pieces for task in piece.task_ids))
 
 
 def _full(norm: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from rla_lightning.algorithm.advantages import JudgeNormalization, LoneStep, PolicyAdvantage
+from rla_lightning.algorithm.advantages import JudgeBalance, JudgeNormalization, LoneStep, PolicyAdvantage
 from rla_lightning.types import ConfigError, SamplingParams
 
 
@@ -85,7 +85,9 @@ class RewardSettings:
         gamma: discount of return_to_go and gae.
         gae_lambda: trace decay of gae.
         judge_normalization: of the reward model's rewards over the votes on one step.
-        balance_judge: train the reward model on equally many steps of won and lost rollouts.
+        judge_balance: of praise (steps with a positive reward) and blame in the reward model's update. direction draws
+            equally many steps of both; critic weighs each step by how much its outcome surprised the critic and scales
+            both sides to the same sum; none is the paper.
     """
 
     score_weight: float = 1.0
@@ -97,7 +99,7 @@ class RewardSettings:
     gamma: float = 1.0
     gae_lambda: float = 0.95
     judge_normalization: JudgeNormalization = "zscore"
-    balance_judge: bool = True
+    judge_balance: JudgeBalance = "direction"
 
     def __post_init__(self) -> None:
         require(self.score_weight >= 0, f"reward.score_weight must not be negative, got {self.score_weight}")

@@ -175,6 +175,12 @@ class RolloutGroup:
     judgments: tuple[tuple[tuple[Judgment, ...], ...], ...] = ()  # [G][K][m]; empty when not judged
 
     @property
+    def generated_tokens(self) -> int:
+        """Of all answers and judgments."""
+        acted = sum(len(step.completion.token_ids) for trajectory in self.trajectories for step in trajectory.steps)
+        return acted + sum(len(vote.completion.token_ids) for steps in self.judgments for votes in steps for vote in votes)
+
+    @property
     def valid_trajectories(self) -> tuple[Trajectory, ...]:
         return tuple(t for t in self.trajectories if t.stop_reason != "ENV_ERROR")
 

@@ -6,7 +6,7 @@ micro-batches, so that the result does not depend on the number of processes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import TypeVar
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rla_lightning.algorithm.acceptance import in_band
-from rla_lightning.algorithm.advantages import balanced_indices, judge_advantages, policy_advantages
+from rla_lightning.algorithm.advantages import JudgeBalance, balanced_indices, judge_advantages, policy_advantages, surprise
 from rla_lightning.algorithm.rewards import consistency_rewards, integrated_step_rewards
 from rla_lightning.distributed import rank, world_size
 from rla_lightning.rollout.batching import (
@@ -30,7 +30,7 @@ from rla_lightning.rollout.batching import (
     zero_weight,
 )
 from rla_lightning.settings import RewardSettings, UpdateSettings
-from rla_lightning.types import Judgment, RolloutGroup, Trajectory
+from rla_lightning.types import IterationResult, Judgment, RolloutGroup, TaskFeedback, Trajectory
 
 T = TypeVar("T")
 
@@ -41,6 +41,7 @@ class GroupCredit:
 
     rewards: tuple[np.ndarray, ...]  # [G][K] integrated step rewards
     advantages: tuple[np.ndarray, ...]  # [G][K] of the policy
+    surprise: tuple[np.ndarray, ...]  # [G][K] of the critic about the outcome, in [0, 2]
 
 
 @dataclass(frozen=True)
@@ -91,46 +92,58 @@ def votes_of(group: RolloutGroup) -> tuple[list[float], list[list[list[int | Non
     return [group.trajectories[g].outcome for g in kept], [scores_of(group.judgments[g]) for g in kept]
 
 
-def assign_credit(group: RolloutGroup, settings: RewardSettings, values: Sequence[np.ndarray] | None = None) -> GroupCredit:
-    """Integrated rewards and policy advantages of one group; `values` [G][K] are needed for gae only."""
+def assign_credit(group: RolloutGroup, settings: RewardSettings, values: Sequence[np.ndarray]) -> GroupCredit:
+    """Integrated rewards and policy advantages of one group.
+
+    Args:
+        group: judged rollouts.
+        settings: of rewards and advantages.
+        values: [G][K] predicted success probability before each step.
+    """
     kept = [g for g, trajectory in enumerate(group.trajectories) if trajectory.stop_reason != "ENV_ERROR"]
     rewards = [np.zeros(0)] * len(group.trajectories)
     advantages = list(rewards)
-    for g in kept:
-        try:
+    try:
+        for g in kept:
             rewards[g] = _step_rewards(group.trajectories[g], group.judgments[g], settings)
-        except ValueError as error:
-            raise ValueError(f"task {group.task.id}: {error}") from error
-    if len(kept) >= 2:
-        normalised = policy_advantages(
-            [rewards[g] for g in kept],
-            mode=settings.advantage,
-            lone_step=settings.lone_step,
-            values=None if values is None else [values[g] for g in kept],
-            gamma=settings.gamma,
-            gae_lambda=settings.gae_lambda,
-        )
-        for g, advantage in zip(kept, normalised, strict=True):
-            advantages[g] = advantage
-    else:
-        advantages = [np.zeros_like(reward) for reward in rewards]
-    return GroupCredit(tuple(rewards), tuple(advantages))
+            advantages[g] = np.zeros_like(rewards[g])
+        if len(kept) >= 2:
+            normalised = policy_advantages(
+                [_paid_to_policy(rewards[g], group.trajectories[g].outcome, settings) for g in kept],
+                mode=settings.advantage,
+                lone_step=settings.lone_step,
+                values=[2 * values[g] - 1 for g in kept],  # on the scale of the outcome
+                gamma=settings.gamma,
+                gae_lambda=settings.gae_lambda,
+            )
+            for g, advantage in zip(kept, normalised, strict=True):
+                advantages[g] = advantage
+    except ValueError as error:
+        raise ValueError(f"task {group.task.id}: {error}") from error
+    surprises = tuple(surprise(t.outcome, value) for t, value in zip(group.trajectories, values, strict=True))
+    return GroupCredit(tuple(rewards), tuple(advantages), surprises)
 
 
 def _step_rewards(trajectory: Trajectory, judgments: Sequence[Sequence[Judgment]], settings: RewardSettings) -> np.ndarray:
-    """Integrated rewards [K]; for gae the outcome is paid once, at the end, as the value model predicts it."""
-    paid_once = settings.advantage == "gae"
-    rewards = integrated_step_rewards(
+    return integrated_step_rewards(
         trajectory.outcome,
         scores_of(judgments),
         [step.is_valid for step in trajectory.steps],
         score_weight=settings.score_weight,
-        outcome_weight=0.0 if paid_once else settings.outcome_weight,
+        outcome_weight=settings.outcome_weight,
         invalid_penalty=settings.invalid_penalty,
     )
-    if paid_once and len(rewards):
-        rewards[-1] += settings.outcome_weight * trajectory.outcome
-    return rewards
+
+
+def _paid_to_policy(rewards: np.ndarray, outcome: float, settings: RewardSettings) -> np.ndarray:
+    """The rewards [K]; for gae with the outcome at the last step only, as the value model predicts it.
+
+    The judge always learns from the integrated rewards: without the outcome in them it would only agree with itself.
+    """
+    if settings.advantage != "gae":
+        return rewards
+    earlier = np.arange(len(rewards)) < len(rewards) - 1
+    return rewards - settings.outcome_weight * outcome * earlier
 
 
 def policy_samples(groups: Sequence[RolloutGroup], credits: Sequence[GroupCredit], settings: UpdateSettings) -> list[TaskSample]:
@@ -158,27 +171,54 @@ def judge_samples(
 
     Votes that cannot be parsed take no part in the normalisation: their advantage is the parse penalty.
     """
-    steps: list[tuple[bool, list[TaskSample]]] = []
+    steps: list[_JudgedStep] = []
     unparsed: list[TaskSample] = []
     for group, credit in zip(groups, credits, strict=True):
         if not _is_trained_on(group, settings):
             continue
-        for trajectory, judgments, rewards in zip(group.trajectories, group.judgments, credit.rewards, strict=True):
-            for votes, reward in zip(judgments, rewards, strict=True):
+        for g, trajectory in enumerate(group.trajectories):
+            if trajectory.stop_reason == "ENV_ERROR":
+                continue  # neither votes nor rewards
+            for votes, reward, surprised in zip(group.judgments[g], credit.rewards[g], credit.surprise[g], strict=True):
                 parsed = [vote for vote in votes if vote.score is not None]
-                unparsed += [_vote_sample(v, reward_settings.parse_penalty, group) for v in votes if v.score is None]
+                if reward_settings.parse_penalty != 0.0:
+                    unparsed += [_vote_sample(v, reward_settings.parse_penalty, group) for v in votes if v.score is None]
                 (consistency,) = consistency_rewards(np.array([reward]), scores_of([parsed])) if parsed else ([],)
                 (advantages,) = judge_advantages([consistency], normalization=reward_settings.judge_normalization)
-                samples = [
-                    _vote_sample(vote, advantage, group)
-                    for vote, advantage in zip(parsed, advantages, strict=True)
-                    if advantage != 0.0
-                ]
-                if samples:
-                    steps.append((trajectory.is_won, samples))
-    if reward_settings.balance_judge:
-        steps = [steps[i] for i in balanced_indices([won for won, _ in steps], rng)]
-    return [sample for _, samples in steps for sample in samples] + unparsed
+                if any(advantages):
+                    steps.append(_JudgedStep(group, tuple(parsed), tuple(advantages), bool(reward > 0), float(surprised)))
+    balanced = _balanced(steps, reward_settings.judge_balance, rng)
+    return [
+        _vote_sample(vote, advantage * scale, step.group)
+        for step, scale in balanced
+        for vote, advantage in zip(step.votes, step.advantages, strict=True)
+        if advantage * scale != 0.0
+    ] + unparsed
+
+
+@dataclass(frozen=True)
+class _JudgedStep:
+    """A step whose votes differ."""
+
+    group: RolloutGroup
+    votes: tuple[Judgment, ...]
+    advantages: tuple[float, ...]  # one per vote
+    is_praised: bool  # the reward is positive, so that votes of +1 gain
+    surprise: float
+
+
+def _balanced(steps: Sequence[_JudgedStep], balance: JudgeBalance, rng: Random) -> list[tuple[_JudgedStep, float]]:
+    """Steps with the factor of their advantages, so that praise and blame weigh the same in sum."""
+    if balance == "none":
+        return [(step, 1.0) for step in steps]
+    if balance == "direction":
+        return [(steps[i], 1.0) for i in balanced_indices([step.is_praised for step in steps], rng)]
+    praise = sum(step.surprise for step in steps if step.is_praised)
+    blame = sum(step.surprise for step in steps if not step.is_praised)
+    if not (praise and blame):
+        return []
+    half = (praise + blame) / 2
+    return [(step, step.surprise * half / (praise if step.is_praised else blame)) for step in steps]
 
 
 def value_samples(groups: Sequence[RolloutGroup], settings: UpdateSettings) -> list[ValueSample]:
@@ -190,6 +230,30 @@ def value_samples(groups: Sequence[RolloutGroup], settings: UpdateSettings) -> l
         for trajectory in group.valid_trajectories
         for step in trajectory.steps
     ]
+
+
+def iteration_result(
+    iteration: int,
+    feedback: Sequence[TaskFeedback],
+    groups: Sequence[RolloutGroup],
+    credits: Sequence[GroupCredit],
+    values: Sequence[Sequence[np.ndarray]],
+    metrics: Mapping[str, float],
+) -> IterationResult:
+    """The record for callbacks, with plain numbers in place of arrays."""
+
+    def plain(groups_of_arrays: Sequence[Sequence[np.ndarray]]) -> tuple[tuple[tuple[float, ...], ...], ...]:
+        return tuple(tuple(tuple(array.tolist()) for array in arrays) for arrays in groups_of_arrays)
+
+    return IterationResult(
+        iteration=iteration,
+        feedback=tuple(feedback),
+        groups=tuple(groups),
+        advantages=plain([credit.advantages for credit in credits]),
+        rewards=plain([credit.rewards for credit in credits]),
+        values=plain(values),
+        metrics=metrics,
+    )
 
 
 def minibatches(samples: Sequence[T], settings: UpdateSettings, rng: Random) -> list[list[T]]:

@@ -15,6 +15,7 @@ import numpy as np
 PolicyAdvantage = Literal["step_index", "trajectory", "return_to_go", "gae"]
 LoneStep = Literal["baseline", "raw", "drop"]
 JudgeNormalization = Literal["zscore", "centered"]
+JudgeBalance = Literal["none", "direction", "critic"]
 
 
 def policy_advantages(
@@ -130,6 +131,26 @@ def balanced_indices(is_won: Sequence[bool], rng: random.Random) -> list[int]:
     lost = [i for i, flag in enumerate(is_won) if not flag]
     count = min(len(won), len(lost))
     return sorted(rng.sample(won, count) + rng.sample(lost, count))
+
+
+def surprise(outcome: float, values: np.ndarray) -> np.ndarray:
+    """How much the outcome of a rollout surprised the critic before each of its steps.
+
+        w_i = |O - (2 V_i - 1)|
+
+    As a weight on the judge's samples it compares like with like. Supervised by the outcome alone, a judge learns which
+    states tend to win, not which steps are right. With a calibrated V, won and lost rollouts that pass a state get the
+    same total weight there (V * 2 (1 - V) and (1 - V) * 2 V), so what is left is the step: E[w O | s, a] is the advantage
+    Q(s, a) - V(s) of the outcome.
+
+    Args:
+        outcome: +1 or -1.
+        values: [K] predicted probabilities of success before each step, in [0, 1].
+
+    Returns:
+        [K] weights in [0, 2].
+    """
+    return np.abs(outcome - (2.0 * np.asarray(values, dtype=np.float64) - 1.0))
 
 
 def _as_group(arrays: Sequence[np.ndarray] | Sequence[Sequence[float]], name: str) -> list[np.ndarray]:

@@ -9,17 +9,87 @@ hangs when ranks finish at different lengths); it runs on an unsharded replica k
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import Optimizer
 
 from rla_lightning.models.language_model import trainable_state
 
 _COMPLETE: WeakKeyDictionary[nn.Module, ref[nn.Module]] = WeakKeyDictionary()  # replicas that have every weight of a model
+
+
+class ShardedStrategy(ModelParallelStrategy):
+    """FSDP2 over all processes: `trainer.devices` and `trainer.num_nodes` alone decide how many."""
+
+    def __init__(
+        self,
+        save_distributed_checkpoint: bool = False,
+        process_group_backend: str | None = None,
+        timeout_minutes: float = 30,
+    ) -> None:
+        """Configure checkpoints and communication.
+
+        Args:
+            save_distributed_checkpoint: every process saves its shard into a folder; false gathers all weights in one
+                file, which any number of processes can load.
+            process_group_backend: null chooses by device, nccl or gloo.
+            timeout_minutes: after which a process gives up waiting for the others.
+        """
+        super().__init__(
+            tensor_parallel_size=1,
+            save_distributed_checkpoint=save_distributed_checkpoint,
+            process_group_backend=process_group_backend,
+            timeout=timedelta(minutes=timeout_minutes),
+        )
+
+    def setup_environment(self) -> None:
+        self._data_parallel_size = self.num_nodes * self.num_processes
+        super().setup_environment()
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """In one file: as one process would save it.
+
+        Lightning's own numbers the parameters of all optimizers through, which one process does not, and takes a step
+        with an optimizer that has taken none.
+        """
+        if self._save_distributed_checkpoint:
+            return super().optimizer_state(optimizer)
+        content = optimizer.state_dict()
+        content["state"] = {
+            index: {name: _full(value).cpu() if isinstance(value, Tensor) else value for name, value in state.items()}
+            for index, state in content["state"].items()
+        }
+        return content
+
+    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
+        """From one file: let the module compare the weights first, Lightning's hook comes when they are gone."""
+        path = Path(self.broadcast(checkpoint_path))
+        if not path.is_file():
+            return super().load_checkpoint(path, weights_only)
+        assert self.lightning_module is not None
+        content = torch.load(path, map_location="cpu", mmap=True, weights_only=weights_only)
+        self.lightning_module.on_load_checkpoint(content)
+        weights = content.pop("state_dict")
+        with torch.no_grad():
+            for name, tensor in self.lightning_module.state_dict().items():
+                tensor.copy_(_like(weights[name], tensor))
+        for optimizer, saved in zip(self.optimizers, content["optimizer_states"], strict=True):
+            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            state = {
+                index: {name: _like(value, parameters[index]) for name, value in values.items()}
+                for index, values in saved["state"].items()
+            }
+            optimizer.load_state_dict({"state": state, "param_groups": saved["param_groups"]})
+        return content
 
 
 def shard(model: nn.Module, mesh: DeviceMesh, dtype: torch.dtype | None = None) -> nn.Module:
@@ -82,3 +152,11 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 
 def _full(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _like(value: Any, tensor: Tensor) -> Any:
+    """A full tensor sharded like another one of its shape; anything else as it is."""
+    if not (isinstance(value, Tensor) and isinstance(tensor, DTensor) and value.shape == tensor.shape):
+        return value
+    # Every process has the file: each takes its part, none sends any.
+    return distribute_tensor(value.to(tensor.device), tensor.device_mesh, tensor.placements, src_data_rank=None)

@@ -86,7 +86,11 @@ class CompactPolicyFormat:
 
 
 class CompactJudgeFormat:
-    """`<judge>`, the state and the agent's answer; the judgment is `#critique +1` or `#critique -1`."""
+    """`<judge>`, the state, `<act>` and the agent's answer; the judgment is `#critique +1` or `#critique -1`.
+
+    An answer that the environment did not accept is followed by the unknown token: that nothing happened is
+    part of what the judge sees, as in a history.
+    """
 
     def prompt(
         self,
@@ -98,10 +102,11 @@ class CompactJudgeFormat:
         is_valid: bool,
         feedback: str,
     ) -> tuple[int, ...]:
-        del history, is_valid, feedback
+        del history, feedback
         form = short_forms(observation.commands).get(action, action)
         answer = form.split() if action else raw_text.split()[:RAW_WORDS]
-        return encode_words(tokenizer, ("<judge>", *state_words(observation), *answer))
+        words = ("<judge>", *state_words(observation), "<act>", *answer)
+        return encode_words(tokenizer, words if is_valid else (*words, str(tokenizer.unk_token)))
 
     def parse(self, text: str) -> int | None:
         words = text.split()

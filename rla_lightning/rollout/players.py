@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,11 +13,14 @@ from rla_lightning.environments.base import Environment
 from rla_lightning.models.language_model import LoadedModel
 from rla_lightning.models.value_model import LoadedValueModel
 from rla_lightning.rollout.batching import make_value_batch, split_by_budget
-from rla_lightning.rollout.collect import Progress, collect, judge
+from rla_lightning.rollout.collect import Progress, collect, describe_error, judge
+from rla_lightning.rollout.explorer import Explorer
 from rla_lightning.rollout.formats import CriticFormat, JudgeFormat, PolicyFormat
 from rla_lightning.rollout.sampler import Sampler, evaluating
 from rla_lightning.settings import RolloutSettings
-from rla_lightning.types import RolloutGroup, Task
+from rla_lightning.types import ConfigError, RolloutGroup, Task
+
+logger = logging.getLogger(__name__)
 
 
 def no_progress(stage: str, done: int, total: int, success_rate: float) -> None:
@@ -56,6 +60,8 @@ class Players:
         progress: Progress | None = None,
     ) -> list[RolloutGroup]:
         """Roll out every task `group_size` times; the draws depend on `key` and the task's id alone."""
+        if not tasks:  # a process more than there are tasks
+            return []
         return collect(
             tasks,
             group_size,
@@ -87,15 +93,45 @@ class Players:
             progress=progress,
         )
 
+    def explore(self, tasks: Sequence[Task], key: str) -> list[RolloutGroup]:
+        """An episode of a scripted agent per task: steps to be judged that no model has a part in."""
+        return Explorer(self.environment, self.formats.policy, self.policy.tokenizer).rollouts(tasks, key)
+
+    def check_context(self, tasks: Sequence[Task]) -> None:
+        """Raise ConfigError when the first prompt of a task leaves one of the models no room for its answer."""
+        for task in tasks:
+            try:
+                observation, description = self.environment.start(task).observation, self.environment.describe(task)
+            except Exception:  # its rollouts will end with ENV_ERROR
+                continue
+            action = observation.commands[0] if observation.commands else ""
+            policy, reward_model, critic = self.policy, self.reward_model, self.critic
+            prompts = {
+                "policy": self.formats.policy.prompt(policy.tokenizer, (), observation),
+                "reward_model": self.formats.judge.prompt(reward_model.tokenizer, (), observation, action, action, True, ""),
+                "critic": self.formats.critic.prompt(critic.tokenizer, description, (), observation),
+            }
+            contexts = (policy.context_length, reward_model.context_length, critic.context_length)
+            answers = (self.settings.max_new_tokens, self.settings.max_judge_tokens, 0)
+            for (name, prompt), context, answer in zip(prompts.items(), contexts, answers, strict=True):
+                if len(prompt) + answer > context:
+                    raise ConfigError(
+                        f"the context of the {name}, {context} tokens, is too short for task {task.id}: "
+                        f"its first prompt has {len(prompt)} tokens, its answer may have {answer}"
+                    )
+
     def predict(self, tasks: Sequence[Task]) -> list[float]:
-        """The critic's success probability of each task before the first action."""
-        prompts = [
-            self.formats.critic.prompt(
-                self.critic.tokenizer, self.environment.describe(task), (), self.environment.start(task).observation
-            )
-            for task in tasks
-        ]
-        return self.values(prompts).tolist()
+        """The critic's success probability of each task before the first action; 0 where the environment fails."""
+        prompts: dict[int, tuple[int, ...]] = {}
+        for index, task in enumerate(tasks):
+            try:
+                description, observation = self.environment.describe(task), self.environment.start(task).observation
+            except Exception as error:
+                logger.warning("task %s: the environment failed: %s", task.id, describe_error(error))
+                continue
+            prompts[index] = self.formats.critic.prompt(self.critic.tokenizer, description, (), observation)
+        predicted = dict(zip(prompts, self.values(list(prompts.values())).tolist(), strict=True))
+        return [predicted.get(index, 0.0) for index in range(len(tasks))]
 
     def state_values(self, group: RolloutGroup) -> list[np.ndarray]:
         """Predicted success probability before each step of the group, [G] arrays of [K]."""

@@ -162,11 +162,12 @@ def play_expert(environment, task, seed):
     return LOST, episode.max_turns
 
 
-def test_the_expert_wins_most_tasks_within_the_turn_limit():
+def test_the_expert_wins_most_tasks_within_a_tight_turn_limit():
+    environment = HouseholdEnvironment(turn_slack=1.2)
     results = {}
     for difficulty in (0.0, 0.5, 1.0):
-        tasks = [ENVIRONMENT.sample(Random(f"expert {i}"), difficulty) for i in range(150)]
-        results[difficulty] = [play_expert(ENVIRONMENT, task, i) for i, task in enumerate(tasks)]
+        tasks = [environment.sample(Random(f"expert {i}"), difficulty) for i in range(150)]
+        results[difficulty] = [play_expert(environment, task, i) for i, task in enumerate(tasks)]
     success = {d: sum(outcome == WON for outcome, _ in r) / len(r) for d, r in results.items()}
     assert success[0.0] > 0.95
     assert 0.85 < success[0.5] < 0.99

@@ -67,7 +67,7 @@ class HouseholdEnvironment(Environment):
         goal_kinds: Sequence[str] = GOAL_KINDS,
         max_receptacles: int = 9,
         max_noise: float = 0.3,
-        turn_slack: float = 1.2,
+        turn_slack: float = 1.8,
     ) -> None:
         self.goal_kinds = tuple(goal_kinds)
         if not self.goal_kinds:

@@ -46,7 +46,7 @@ class Limits:
 
     max_receptacles: int = 9
     max_noise: float = 0.3
-    turn_slack: float = 1.2  # turn limit over an expert's expected number of turns
+    turn_slack: float = 1.8  # turn limit over an expert's expected number of turns
 
 
 @dataclass(frozen=True)

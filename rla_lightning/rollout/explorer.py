@@ -1,0 +1,133 @@
+"""A scripted agent: an environment's expert that sometimes takes a detour or gives an unusable answer.
+
+It teaches tiny models before the loop, and its episodes on held-out tasks are the fixed steps on which reward models are
+compared: were they judged on the policy's own steps, a frozen judge's accuracy would move with the policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+
+from transformers import PreTrainedTokenizerBase
+
+from rla_lightning.environments.base import Environment
+from rla_lightning.rollout.collect import describe_error
+from rla_lightning.rollout.formats import PolicyFormat
+from rla_lightning.types import (
+    LOST,
+    Completion,
+    ExpertAction,
+    Observation,
+    RolloutGroup,
+    Step,
+    StepLabel,
+    Task,
+    Trajectory,
+    Transition,
+)
+
+DETOURS, INVALID = 0.3, 0.1  # shares of the actions on the fixed steps
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One turn of the scripted agent."""
+
+    history: tuple[tuple[Observation, str], ...]
+    observation: Observation
+    expert: ExpertAction  # what would have been right
+    raw_text: str  # what was answered
+    action: str  # what that meant to the environment, "" when nothing
+    label: StepLabel | None  # ground truth about the action
+    transition: Transition
+
+
+@dataclass(frozen=True)
+class Explorer:
+    """Plays episodes of an environment that has an expert.
+
+    Args:
+        environment: with an expert.
+        policy_format: of the answers.
+        tokenizer: of the policy.
+        detour_rate: share of the actions that are a random admissible command.
+        invalid_rate: share of the answers that break off or name a command that was admissible earlier.
+    """
+
+    environment: Environment
+    policy_format: PolicyFormat
+    tokenizer: PreTrainedTokenizerBase
+    detour_rate: float = DETOURS
+    invalid_rate: float = INVALID
+
+    def episode(self, task: Task, rng: Random) -> Iterator[Visit]:
+        """The visits of one episode; none where the environment has no expert."""
+        episode = self.environment.start(task)
+        history: tuple[tuple[Observation, str], ...] = ()
+        for _ in range(episode.max_turns):
+            observation = episode.observation
+            expert = self.environment.expert(episode, rng)
+            if expert is None:
+                return
+            action, raw_text = self._answer(expert, history, observation, rng)
+            label = self.environment.label_step(episode, action)
+            transition = episode.step(action)
+            yield Visit(history, observation, expert, raw_text, action, label, transition)
+            if transition.done:
+                return
+            history = (*history, (observation, action))
+
+    def rollouts(self, tasks: Sequence[Task], key: str) -> list[RolloutGroup]:
+        """One episode of each task as a group of one, ready to be judged; empty without an expert."""
+        groups = []
+        for task in tasks:
+            try:
+                visits = list(self.episode(task, Random(f"{key}/{task.id}")))
+            except Exception as error:
+                failed = Trajectory(task, (), LOST, "ENV_ERROR", describe_error(error))
+                groups.append(RolloutGroup(task, (failed,), judgments=((),)))
+                continue
+            if not visits:
+                return []
+            steps = tuple(
+                Step(
+                    prompt_ids=(),
+                    completion=Completion((), (), visit.raw_text, "EOS"),
+                    observation=visit.observation,
+                    action=visit.action,
+                    is_valid=visit.transition.is_valid,
+                    feedback=visit.transition.observation.text,
+                    label=visit.label,
+                )
+                for visit in visits
+            )
+            last = visits[-1].transition
+            outcome = last.outcome if last.done and last.outcome is not None else LOST
+            trajectory = Trajectory(task, steps, outcome, "DONE" if last.done else "MAX_TURNS")
+            groups.append(RolloutGroup(task, (trajectory,)))
+        return groups
+
+    def _answer(
+        self, expert: ExpertAction, history: Sequence[tuple[Observation, str]], observation: Observation, rng: Random
+    ) -> tuple[str, str]:
+        """The action that is taken ("" when the answer names none) and the answer that led to it."""
+        draw = rng.random()
+        if draw < self.invalid_rate:
+            stale = [(o, c) for o, _ in history for c in o.commands if c not in observation.commands]
+            if stale and rng.random() < 0.5:
+                shown, command = rng.choice(stale)  # was possible earlier in this episode, is not now
+                text = self._text(shown, replace(expert, action=command))
+            else:
+                words = self._text(observation, expert).split()
+                text = " ".join(words[: rng.randrange(len(words))])  # breaks off
+            if self.policy_format.parse(text, observation) is None:
+                return "", text
+        if draw < self.invalid_rate + self.detour_rate and observation.commands:
+            expert = replace(expert, action=rng.choice(observation.commands))
+        return expert.action, self._text(observation, expert)
+
+    def _text(self, observation: Observation, expert: ExpertAction) -> str:
+        ids = list(self.policy_format.answer(self.tokenizer, observation, expert))
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))

@@ -1,0 +1,98 @@
+"""Tabulate finished runs: `python scripts/compare.py runs/household runs/household_policy ...`.
+
+One row per experiment over its seeds (the newest finished run of each): mean and 95% interval (Student's t) of the
+reported test sets before and after, of the paired gain, and of training-time averages. With several experiments, also the
+difference to the first one, paired by seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+GAINS = {"success in domain": "success_in_domain", "success OOD": "success_ood", "process accuracy": "process_accuracy"}
+AVERAGES = {
+    "groups with a signal": "rollout/groups_with_signal",
+    "judge samples": "reward_model/samples",
+    "invalid actions": "rollout/invalid_action_rate",
+}
+T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # of Student's t with 1, 2, ... degrees of freedom
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and half-width of the 95% interval; the half-width is NaN for fewer than two values."""
+    array = np.array(values, dtype=float)
+    if len(array) < 2:
+        return float(array.mean()), float("nan")
+    t = T_975[len(array) - 2] if len(array) - 2 < len(T_975) else 1.96
+    return float(array.mean()), float(t * array.std(ddof=1) / np.sqrt(len(array)))
+
+
+def finished_runs(experiment: Path) -> dict[int, Path]:
+    """The newest finished run of each seed."""
+    folders = sorted(experiment.glob("version_*"), key=lambda path: int(path.name.removeprefix("version_")))
+    return {json.loads((f / "summary.json").read_text())["seed"]: f for f in folders if (f / "summary.json").is_file()}
+
+
+def read(folder: Path) -> dict[str, float]:
+    """The numbers of one run, by row name."""
+    summary = json.loads((folder / "summary.json").read_text())
+    numbers: dict[str, float] = {"seconds": summary["seconds"]}
+    for name, key in GAINS.items():
+        before, after = summary["before"][key], summary["after"][key]
+        numbers |= {f"{name}, before": before, f"{name}, after": after, f"{name}, gain": after - before}
+    test = summary["test"]["after"]
+    for split in ("in_domain", "out_of_distribution"):
+        for name in ("brier", "brier_constant", "brier_start", "brier_start_constant"):
+            numbers[f"critic {name}, {split}"] = test[f"{split}/critic/{name}"]
+        for name in ("true_positive_rate", "true_negative_rate", "auc", "outcome_accuracy", "mu"):
+            numbers[f"judge {name}, {split}"] = test[f"{split}/reward_model/{name}"]
+        numbers[f"right-step rate, {split}"] = test[f"{split}/rollout/right_step_rate"]
+    with (folder / "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for name, key in AVERAGES.items():
+        numbers[f"{name} (training mean)"] = float(np.mean([float(row[key]) for row in rows if row.get(key)]))
+    return numbers | {"accepted": summary["accepted_tasks"], "proposed": summary["proposed_tasks"]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("experiments", nargs="+", type=Path, help="folders of experiments, e.g. runs/household")
+    arguments = parser.parse_args()
+    found = {path.name: {seed: read(folder) for seed, folder in finished_runs(path).items()} for path in arguments.experiments}
+    missing = [name for name, runs in found.items() if not runs]
+    if missing:
+        parser.error(f"no finished run in {', '.join(missing)}")
+    table = Table(title="mean ± half-width of the 95% interval over seeds")
+    table.add_column("")
+    for name, runs in found.items():
+        table.add_column(f"{name}\nseeds {', '.join(map(str, sorted(runs)))}")
+    (base, base_runs), *others = found.items()
+    for row in next(iter(base_runs.values())):
+        table.add_row(row, *(_cell([run[row] for run in runs.values()]) for runs in found.values()))
+    for name in GAINS:
+        cells = [_difference(base_runs, runs, f"{name}, after") for _, runs in others]
+        if others:
+            table.add_row(f"{name}, after, minus {base}", "", *cells)
+    Console(width=60 + 30 * len(found)).print(table)
+
+
+def _cell(values: Sequence[float]) -> str:
+    mean, half = interval(values)
+    return f"{mean:.3f} ± {half:.3f}"
+
+
+def _difference(base: dict[int, dict[str, float]], other: dict[int, dict[str, float]], row: str) -> str:
+    seeds = sorted(base.keys() & other.keys())
+    return _cell([other[seed][row] - base[seed][row] for seed in seeds]) if seeds else "no common seed"
+
+
+if __name__ == "__main__":
+    main()

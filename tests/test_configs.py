@@ -1,0 +1,104 @@
+"""Every YAML file under configs/ parses, instantiates, and runs where its devices exist."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rla_lightning.cli import FIXED_SETTINGS, RlaCLI, RlaParser
+from rla_lightning.datamodule import EnvironmentDataModule
+from rla_lightning.models.sharding import ShardedStrategy
+from rla_lightning.module import MODELS, ClosedLoop
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+BASE = CONFIGS / "household.yaml"
+EXPERIMENTS = sorted(file for file in CONFIGS.glob("*.yaml"))
+OVERLAYS = sorted(file for file in CONFIGS.glob("*/*.yaml"))
+SMALL = """
+trainer: {max_epochs: 1, callbacks: [{class_path: callbacks.RunSummary}]}
+model:
+  policy: &tiny {tiny: {width: 16, layers: 1, heads: 2, mlp_width: 32}}
+  reward_model: *tiny
+  critic: *tiny
+  rollout: {group_size: 2, max_turns: 2, eval_max_turns: 2}
+data: {tasks_per_iteration: 2, pool_size: 4, validation_tasks: 2, test_tasks: 2}
+"""
+
+
+def configs_of(file: Path) -> list[str]:
+    """The options that use a file: an overlay goes on top of the main experiment."""
+    files = [file] if file in EXPERIMENTS else [BASE, file]
+    return [word for path in files for word in ("--config", str(path))]
+
+
+def by_name(file: Path) -> str:
+    return str(file.relative_to(CONFIGS))
+
+
+class Instantiated(RlaCLI):
+    """Builds everything and runs nothing."""
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        pass
+
+
+def instantiate(monkeypatch: pytest.MonkeyPatch, *options: str) -> Instantiated:
+    monkeypatch.setattr("sys.argv", ["rla"])
+    return Instantiated(
+        ClosedLoop,
+        EnvironmentDataModule,
+        parser_class=RlaParser,
+        auto_configure_optimizers=False,
+        seed_everything_default=0,
+        trainer_defaults={name: value for name, (value, _) in FIXED_SETTINGS.items()},
+        args=["fit", *options],
+    )
+
+
+def test_there_are_configs() -> None:
+    assert [by_name(file) for file in EXPERIMENTS] == ["household.yaml"]
+    assert {"trainer/cpu.yaml", "trainer/gpu.yaml", "trainer/fsdp2.yaml"} <= {by_name(file) for file in OVERLAYS}
+
+
+@pytest.mark.parametrize("file", EXPERIMENTS + OVERLAYS, ids=by_name)
+def test_it_parses(rla: Callable[..., Any], file: Path) -> None:
+    printed = rla("fit", *configs_of(file), "--print_config")
+    assert printed.code == 0, printed.err
+    config = yaml.safe_load(printed.out)
+    for section, keys in (yaml.safe_load(file.read_text()) or {}).items():
+        if section in ("trainer", "model", "data"):
+            assert keys.keys() <= config[section].keys()
+
+
+@pytest.mark.parametrize(
+    "file", [f for f in EXPERIMENTS + OVERLAYS if by_name(f) not in ("trainer/gpu.yaml", "trainer/fsdp2.yaml")], ids=by_name
+)
+def test_it_instantiates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, file: Path) -> None:
+    cli = instantiate(monkeypatch, *configs_of(file), "--runs", str(tmp_path))
+    assert isinstance(cli.model, ClosedLoop)
+    assert cli.datamodule.pool.slots
+    cli.model.configure_model()
+    cli.model.players.check_context(cli.datamodule.tasks)
+    written = yaml.safe_load(file.read_text())
+    for name in MODELS:
+        if f"{name}_optimizer" in (written.get("model") or {}):
+            assert (cli.model.optimizer_factories[name] is None) == (written["model"][f"{name}_optimizer"] is None)
+
+
+def test_sharded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    overlay = configs_of(CONFIGS / "trainer" / "fsdp2.yaml")
+    for devices in (1, 2, 8):
+        place = ["--trainer.accelerator", "cpu", "--trainer.devices", str(devices), "--runs", str(tmp_path)]
+        strategy = instantiate(monkeypatch, *overlay, *place).trainer.strategy
+        assert isinstance(strategy, ShardedStrategy)
+        assert strategy.num_processes == devices
+
+
+@pytest.mark.parametrize("file", [f for f in OVERLAYS if f.parent.name != "trainer"], ids=by_name)
+def test_an_ablation_runs(rla: Callable[..., Any], tmp_path: Path, file: Path) -> None:
+    (tmp_path / "small.yaml").write_text(SMALL)
+    ended = rla("fit", *configs_of(file), "--config", tmp_path / "small.yaml", "--runs", tmp_path / "runs")
+    assert ended.code == 0, ended.err
+    assert len(list((tmp_path / "runs").rglob("summary.json"))) == 1

@@ -1,0 +1,222 @@
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+
+from rla_lightning.curriculum.adapters import FreshTasks, ParametricAdapter
+from rla_lightning.datamodule import EnvironmentDataModule
+from rla_lightning.environments.base import Environment
+from rla_lightning.environments.household import HouseholdEnvironment
+from rla_lightning.types import ConfigError, Task, TaskBatch, TaskFeedback
+
+HOUSEHOLD = HouseholdEnvironment()
+
+
+def make(**options) -> EnvironmentDataModule:
+    defaults = {"tasks_per_iteration": 6, "pool_size": 12, "validation_tasks": 5, "test_tasks": 8}
+    return EnvironmentDataModule(HOUSEHOLD, **{**defaults, **options})
+
+
+def draw(data: EnvironmentDataModule) -> TaskBatch:
+    (batch,) = data.train_dataloader()
+    return batch
+
+
+def ids(tasks) -> list[str]:
+    return [task.id for task in tasks]
+
+
+def held_out(data: EnvironmentDataModule) -> list[list[str]]:
+    """Validation in and out of domain, test in and out of domain."""
+    return [ids(tasks.tasks) for purpose in ("validation", "test") for tasks in data.evaluation_sets(purpose)]
+
+
+def predict(tasks) -> list[float]:
+    return [1 - task.difficulty for task in tasks]
+
+
+def feedback_on(batch: TaskBatch, rng: Random) -> list[TaskFeedback]:
+    """Invented results: active tasks at success 0, .5 or 1, proposals with any verdict."""
+    active = [TaskFeedback(task, rng.choice((0, 4, 8)), 8, 0.5, ("why",)) for task in batch.active]
+    verdicts = [rng.choice(("ACCEPT", "REJECT", "UNDECIDED")) for _ in batch.proposals]
+    return active + [
+        TaskFeedback(p.task, rng.randrange(9), 8, 0.5, verdict=verdict)
+        for p, verdict in zip(batch.proposals, verdicts, strict=True)
+    ]
+
+
+# Training tasks
+
+
+def test_the_train_loader_is_a_pure_function_of_the_state():
+    data = make(adapter=ParametricAdapter())
+    first = draw(data)
+    assert draw(data) == first  # after a resume Lightning asks twice
+    assert draw(make(adapter=ParametricAdapter())) == first
+    assert ids(draw(make(seed=1)).active) != ids(first.active)
+    data.adapt(feedback_on(first, Random(0)), predict)
+    assert draw(data) != first
+    assert len(data.train_dataloader()) == 1
+
+
+def test_a_restored_state_goes_on_as_if_nothing_had_happened(tmp_path: Path):
+    data = make(adapter=ParametricAdapter())
+    for epoch in range(3):
+        data.adapt(feedback_on(draw(data), Random(epoch)), predict)
+    assert data.pool.pending  # so that there is something to lose
+    torch.save(data.state_dict(), tmp_path / "state.pt")
+    restored = make(adapter=ParametricAdapter())
+    restored.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert restored.epoch == 3
+    for epoch in range(3, 6):
+        batch = draw(data)
+        assert draw(restored) == batch
+        for module in (data, restored):
+            module.adapt(feedback_on(batch, Random(epoch)), predict)
+    assert restored.state_dict() == data.state_dict()
+    assert restored.pool.history() == data.pool.history()
+    assert restored.pool.held_out == data.pool.held_out
+
+
+@pytest.mark.parametrize("adapter", [ParametricAdapter(), ParametricAdapter(max_proposals=2), FreshTasks(0.0, 1.0)])
+def test_held_out_tasks_never_enter_and_every_iteration_rolls_out_as_many(adapter):
+    data = make(adapter=adapter, tasks_per_iteration=5, pool_size=10, validation_tasks=20, test_tasks=40)
+    forbidden = {task_id for group in held_out(data) for task_id in group}
+    proposed = 0
+    for epoch in range(6):
+        batch = draw(data)
+        names = ids(batch.tasks)
+        assert len(batch.active) + len(batch.proposals) == 5 == len(set(names))
+        data.adapt(feedback_on(batch, Random(epoch)), predict)
+        proposed += len(batch.proposals)
+        assert len(data.pool.slots) == 10 == len(set(ids(data.pool.slots)))
+        for record in data.pool.records:
+            assert record.task.id not in forbidden
+            assert record.task.spec["split"] == "in_domain"
+            assert HOUSEHOLD.validate(record.task) is None
+    assert (proposed > 0) is isinstance(adapter, ParametricAdapter)
+
+
+class Repeating(Environment):
+    """Ten tasks in and ten out of domain; a rewrite leads to the next one, be it held out or not."""
+
+    name = "repeating"
+
+    def sample(self, rng, difficulty, split="in_domain"):
+        return numbered(rng.randrange(10), split)
+
+    def start(self, task):
+        raise NotImplementedError
+
+    def vary(self, task, direction, rng, number):
+        return [
+            replace(numbered(n, "in_domain"), parent_id=task.id, root_id=task.root_id) for n in range(10) if n != task.spec["n"]
+        ]
+
+
+def numbered(n: int, split: str) -> Task:
+    return Task(f"{split}{n}", "repeating", {"n": n}, n / 10, f"{split}{n}")
+
+
+def test_a_rewrite_into_a_held_out_task_is_refused():
+    data = EnvironmentDataModule(
+        Repeating(), ParametricAdapter(), tasks_per_iteration=2, pool_size=4, validation_tasks=2, test_tasks=2
+    )
+    in_domain = {f"in_domain{n}" for n in range(10)}
+    forbidden = {task_id for group in held_out(data) for task_id in group}
+    assert len(forbidden & in_domain) == 4
+    for _ in range(8):  # the pool uses 4 of the other 6 tasks, so only 2 rewrites are possible at all
+        batch = draw(data)
+        data.adapt([TaskFeedback(task, 8, 8, 0.5) for task in batch.active]
+                   + [TaskFeedback(p.task, 4, 8, 0.5, verdict="ACCEPT") for p in batch.proposals], predict)  # fmt: skip
+    assert {record.task.id for record in data.pool.records} == in_domain - forbidden
+
+
+def test_without_an_adapter_the_tasks_stay():
+    data = make(adapter=None, pool_size=6)
+    before, first = data.pool.slots, draw(data)
+    assert sorted(ids(first.active)) == sorted(ids(before))  # as many slots as are drawn
+    data.adapt(feedback_on(first, Random(0)), predict)
+    assert data.pool.slots == before
+    assert draw(data).proposals == ()
+    assert data.epoch == data.pool.epoch == 1
+    assert all(record.rolls == 1 for record in data.pool.records)  # booked all the same
+
+
+def test_the_draw_changes_from_epoch_to_epoch_without_an_adapter():
+    data = make(adapter=None, pool_size=40)
+    drawn = []
+    for _ in range(3):
+        drawn.append(tuple(ids(draw(data).active)))
+        data.adapt([TaskFeedback(task, 4, 8, 0.5) for task in draw(data).active], predict)
+    assert len(set(drawn)) == 3
+
+
+# Held-out tasks
+
+
+def test_held_out_tasks_are_the_same_for_every_seed_and_disjoint():
+    data = make()
+    sets = held_out(data)
+    assert held_out(make(seed=5, pool_size=20, adapter=ParametricAdapter())) == sets
+    assert [len(group) for group in sets] == [5, 5, 8, 8]
+    assert len({task_id for group in sets for task_id in group}) == 26
+    for purpose in ("validation", "test"):
+        for tasks in data.evaluation_sets(purpose):
+            assert {task.spec["split"] for task in tasks.tasks} == {tasks.split}
+            assert all(HOUSEHOLD.validate(task) is None for task in tasks.tasks)
+    assert [tasks.split for tasks in data.evaluation_sets("test")] == ["in_domain", "out_of_distribution"]
+
+
+def test_more_held_out_tasks_extend_the_same_list():
+    few, many = held_out(make()), held_out(make(test_tasks=16))
+    assert many[:2] == few[:2]
+    assert [group[:8] for group in many[2:]] == few[2:]
+
+
+def test_evaluation_loaders_give_one_set_each():
+    data = make()
+    for loaders, purpose in ((data.val_dataloader(), "validation"), (data.test_dataloader(), "test")):
+        assert [list(loader) for loader in loaders] == [[tasks] for tasks in data.evaluation_sets(purpose)]
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tasks_per_iteration": 0}, "data.tasks_per_iteration must be at least 1, got 0"),
+        ({"pool_size": 5}, "data.pool_size 5 is too small for data.tasks_per_iteration 6"),
+        ({"pool_size": 11, "adapter": ParametricAdapter()}, "data.pool_size 11 is too small .* twice as many"),
+        ({"difficulty_low": 0.6, "difficulty_high": 0.5}, "0 <= low <= high <= 1, got 0.6 and 0.5"),
+        ({"difficulty_high": 1.5}, "got 0.0 and 1.5"),
+        ({"validation_tasks": 0}, "data.validation_tasks must be at least 1, got 0"),
+        ({"test_tasks": 0}, "data.test_tasks must be at least 1, got 0"),
+        ({"max_rerolls": -1}, "data.max_rerolls must not be negative, got -1"),
+    ],
+)
+def test_settings_that_cannot_work_are_named(options, message):
+    with pytest.raises(ConfigError, match=message):
+        make(**options)
+
+
+def test_an_environment_with_too_few_tasks_is_named():
+    with pytest.raises(ConfigError, match=r"gave only 9 distinct in_domain tasks; data\.test_tasks asks for 20"):
+        EnvironmentDataModule(Repeating(), None, tasks_per_iteration=1, pool_size=1, validation_tasks=1, test_tasks=20)
+    with pytest.raises(ConfigError, match="'repeating' gave only 6 of 7 distinct valid tasks"):
+        EnvironmentDataModule(Repeating(), None, tasks_per_iteration=1, pool_size=7, validation_tasks=2, test_tasks=2)
+
+
+def test_a_checkpoint_whose_tasks_are_held_out_here_is_refused():
+    def tiny(test_tasks: int) -> EnvironmentDataModule:
+        return EnvironmentDataModule(
+            Repeating(), None, tasks_per_iteration=1, pool_size=8 - test_tasks, validation_tasks=2, test_tasks=test_tasks
+        )
+
+    state = tiny(1).state_dict()  # 7 of the 8 other tasks; with 3 test tasks at least 2 of them are held out
+    with pytest.raises(ConfigError, match=r"trained on task in_domain\d, which is held out here"):
+        tiny(3).load_state_dict(state)
+    tiny(1).load_state_dict(state)

@@ -1,0 +1,119 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from rla_lightning.measure import NEEDS_LABELS, iteration_metrics, measure, on_fixed_steps
+from rla_lightning.types import LOST, WON, Completion, Judgment, Observation, RolloutGroup, Step, StepLabel, Task, Trajectory
+
+CPU = torch.device("cpu")
+TASK = Task("t", "toy", {}, 0.5, "t")
+ANSWER = Completion((1,), (0.0,), "", "EOS")
+SCORE = {"+": 1, "-": -1, "?": None}
+
+
+def rollout(outcome: float, *votes: str, stop="DONE", label: int | None = 1, invalid: int = 0):
+    """A trajectory with one step per string of votes, the first `invalid` of them invalid, and its judgments."""
+    mark = None if label is None else StepLabel(label)
+    steps = tuple(Step((1,), ANSWER, Observation(""), "a", k >= invalid, label=mark) for k in range(len(votes)))
+    judged = tuple(tuple(Judgment((1,), ANSWER, SCORE[vote]) for vote in text) for text in votes)
+    return Trajectory(TASK, steps, outcome, stop), judged
+
+
+def group(*rollouts) -> RolloutGroup:
+    return RolloutGroup(TASK, tuple(t for t, _ in rollouts), tuple(judged for _, judged in rollouts))
+
+
+# Two active tasks, then a proposal; label is that of every step.
+MIXED = group(rollout(WON, "++-", "+++"), rollout(LOST, "--+", "-??", invalid=1, label=-1))
+FAILED = group(rollout(LOST, "---", label=-1), rollout(LOST, "+", stop="ENV_ERROR", label=-1))
+EASY = group(rollout(WON, "+++"), rollout(WON, "--+"))
+GROUPS = [MIXED, FAILED, EASY]
+VALUES = [
+    [np.array([0.5, 0.9]), np.array([0.5, 0.1])],
+    [np.array([0.25]), np.array([0.75])],
+    [np.array([0.8]), np.array([0.6])],
+]
+
+
+def test_what_one_iteration_saw():
+    metrics = iteration_metrics(GROUPS, VALUES, active=2)
+    assert metrics == {
+        # of the two active tasks: 3 rollouts without an error, 1 won, 5 steps, 1 of them invalid; 1 error in 4
+        "rollout/success_rate": pytest.approx(1 / 3),
+        "rollout/invalid_action_rate": pytest.approx(1 / 5),
+        "rollout/mean_turns": pytest.approx(5 / 3),
+        "rollout/env_error_rate": pytest.approx(1 / 4),
+        # of all three: the mixed one has a signal, the other two tie
+        "rollout/frac_reward_zero_std": pytest.approx(2 / 3),
+        "rollout/groups_with_signal": 1.0,
+        # won steps: ++- +++ +++ --+ give 9 of 12 votes +1; lost steps: --+ -?? --- give 6 of 7 parsed votes -1
+        "reward_model/p_plus": pytest.approx(9 / 12),
+        "reward_model/p_minus": pytest.approx(6 / 7),
+        "reward_model/mu": pytest.approx(9 / 12 + 6 / 7),
+        "reward_model/outcome_accuracy": pytest.approx(15 / 19),
+        "reward_model/outcome_accuracy_balanced": pytest.approx((9 / 12 + 6 / 7) / 2),
+        "reward_model/parse_error_rate": pytest.approx(2 / 21),
+        # squared errors .25 .01 .25 .01 .0625 .04 .16 = .7825 over 7 steps, 4 of them of won rollouts
+        "critic/brier": pytest.approx(0.7825 / 7),
+        "critic/brier_constant": pytest.approx(4 / 7 * 3 / 7),
+        # first steps: .25 .25 .0625 .04 .16 = .7625 over 5 rollouts, 3 of them won
+        "critic/brier_start": pytest.approx(0.7625 / 5),
+        "critic/brier_start_constant": pytest.approx(3 / 5 * 2 / 5),
+    }
+
+
+def test_an_iteration_of_proposals_only_is_counted_too():
+    metrics = iteration_metrics(GROUPS, VALUES, active=0)
+    assert metrics["rollout/success_rate"] == pytest.approx(3 / 5)
+    assert metrics["rollout/mean_turns"] == pytest.approx(7 / 5)
+
+
+def test_a_group_of_errors_is_no_tie():
+    errors = group(rollout(LOST, stop="ENV_ERROR"), rollout(LOST, stop="ENV_ERROR"))
+    metrics = iteration_metrics([MIXED, errors], [VALUES[0], [np.zeros(0), np.zeros(0)]], active=2)
+    assert metrics["rollout/frac_reward_zero_std"] == 0.0
+    assert metrics["rollout/groups_with_signal"] == 1.0
+    metrics = iteration_metrics([errors], [[np.zeros(0), np.zeros(0)]], active=1)
+    assert (metrics["rollout/frac_reward_zero_std"], metrics["rollout/env_error_rate"]) == (0.0, 1.0)
+    assert math.isnan(metrics["rollout/success_rate"])
+
+
+def test_evaluation_measures_against_the_labels_as_well():
+    metrics = measure(GROUPS, VALUES, CPU)
+    # valid labelled actions: right ++- +++ +++ --+ (9 of 12 votes +1), wrong -?? --- (4 of 4 votes -1);
+    # the invalid action --+ counts in process_accuracy_all only: (9 + 4 + 2) of 19
+    assert metrics["reward_model/true_positive_rate"] == pytest.approx(9 / 12)
+    assert metrics["reward_model/true_negative_rate"] == 1.0
+    assert metrics["reward_model/process_accuracy"] == pytest.approx((9 / 12 + 1) / 2)
+    assert metrics["reward_model/process_accuracy_all"] == pytest.approx(15 / 19)
+    assert metrics["reward_model/auc"] == 1.0  # mean votes 1/3 1 1 -1/3 against -1 -1
+    assert metrics["rollout/right_step_rate"] == pytest.approx(4 / 7)
+    assert metrics["rollout/success_rate"] == pytest.approx(3 / 5)  # of all groups here
+    missing = {name for name in metrics if name.rsplit("/", 1)[-1] in NEEDS_LABELS}
+    assert missing == metrics.keys() - iteration_metrics(GROUPS, VALUES, active=2).keys()
+
+
+def test_predictions_must_match_the_rollouts():
+    with pytest.raises(ValueError, match="zip"):
+        measure([MIXED], [VALUES[0][:1]], CPU)
+
+
+def test_the_judge_is_measured_on_fixed_steps_where_there_are_any():
+    on_policy = measure(GROUPS, VALUES, CPU)
+    fixed = [group(rollout(WON, "++-", "---", label=1)), group(rollout(LOST, "+--", label=-1))]
+    metrics = on_fixed_steps(on_policy, fixed, CPU)
+    # right steps: 2 of 6 votes +1; wrong step: 2 of 3 votes -1
+    assert metrics["reward_model/true_positive_rate"] == pytest.approx(2 / 6)
+    assert metrics["reward_model/true_negative_rate"] == pytest.approx(2 / 3)
+    assert metrics["reward_model/mu"] == pytest.approx(2 / 6 + 2 / 3)
+    assert metrics["reward_model_on_policy/true_positive_rate"] == pytest.approx(9 / 12)
+    assert metrics["reward_model_on_policy/mu"] == pytest.approx(9 / 12 + 6 / 7)
+    assert metrics["rollout/success_rate"] == pytest.approx(3 / 5)
+    assert metrics["critic/brier"] == pytest.approx(0.7825 / 7)
+
+
+def test_without_an_expert_the_policys_own_steps_serve_as_both():
+    metrics = on_fixed_steps(measure(GROUPS, VALUES, CPU), [], CPU)
+    assert metrics["reward_model/mu"] == metrics["reward_model_on_policy/mu"] == pytest.approx(9 / 12 + 6 / 7)
