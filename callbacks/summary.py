@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -81,7 +82,7 @@ class RunSummary(L.Callback):
             "tokens_trained": int(pl_module.tokens_trained),
             "test": {"before": self.before, "after": after},
         }
-        (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+        (folder / "summary.json").write_text(json.dumps(_without_nan(summary), indent=2) + "\n")
         if (folder / "metrics.csv").is_file():  # not every logger writes one
             draw_curves(folder / "metrics.csv", folder / "curves.png")
         _print_table(summary, folder)
@@ -127,6 +128,13 @@ def _evaluate(trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, flo
         for batch in datamodule.evaluation_sets("test")
         for name, value in pl_module.evaluate(batch, "test").items()
     }
+
+
+def _without_nan(value: Any) -> Any:
+    """JSON has no NaN: a number that is not defined is null."""
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _print_table(summary: dict[str, Any], folder: Path) -> None:

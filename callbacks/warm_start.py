@@ -161,7 +161,7 @@ class WarmStart(L.Callback):
         model = getattr(pl_module, name)
         fingerprint = self._fingerprint(pl_module, name, samples, updates)
         path = None if self.cache is None else self.cache / f"{name}-{fingerprint}.safetensors"
-        if path is not None and path.is_file():
+        if path is not None and trainer.strategy.broadcast(path.is_file()):  # all ranks train, or none does
             load_trainable_state(model, load_file(path))
             logger.info("warm start of %s from %s", name, path)
             return

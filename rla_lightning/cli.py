@@ -108,9 +108,12 @@ class RlaCLI(LightningCLI):
             return _checked(super().instantiate_trainer(**kwargs))
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
-        """Lightning's own table cuts names off and has a column per loader."""
         kwargs = super()._prepare_subcommand_kwargs(subcommand)
-        return kwargs if subcommand == "fit" else {**kwargs, "verbose": False}
+        if (checkpoint := kwargs.pop("ckpt_path")) is not None:
+            self.trainer.ckpt_path = checkpoint  # known to callbacks from the start, with strategies that load it late, too
+        if subcommand != "fit":
+            kwargs["verbose"] = False  # Lightning's table cuts names off and has a column per loader
+        return kwargs
 
     def after_validate(self) -> None:
         self._print_metrics()

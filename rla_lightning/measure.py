@@ -56,8 +56,9 @@ def iteration_metrics(groups: Sequence[RolloutGroup], values: Sequence[GroupValu
     """What one iteration saw; success and turns of the `active` first groups, so that proposals do not colour them."""
     shown = measure(groups, values, torch.device("cpu"), over_ranks=False)
     if active:
-        rollouts = measure(groups[:active], values[:active], torch.device("cpu"), over_ranks=False)
-        shown |= {name: value for name, value in rollouts.items() if name.startswith("rollout/")}
+        rollouts = RolloutMetrics(sync_on_compute=False)
+        rollouts.update(groups[:active])
+        shown |= {f"rollout/{name}": float(value) for name, value in rollouts.compute().items()}
     shown = {name: value for name, value in shown.items() if name.rsplit("/", 1)[-1] not in NEEDS_LABELS}
     rated = [group for group in groups if group.rollouts]
     same = sum(group.successes in (0, group.rollouts) for group in rated)

@@ -42,7 +42,7 @@ from rla_lightning.rollout.formats import (
 from rla_lightning.rollout.logprobs import response_logprobs
 from rla_lightning.rollout.players import Formats, Players, Progress, no_progress
 from rla_lightning.rollout.sampler import TransformersSampler
-from rla_lightning.settings import AcceptanceSettings, RewardSettings, RolloutSettings, UpdateSettings
+from rla_lightning.settings import AcceptanceSettings, RewardSettings, RolloutSettings, UpdateSettings, require
 from rla_lightning.types import (
     ConfigError,
     EvaluationSet,
@@ -126,6 +126,11 @@ class ClosedLoop(L.LightningModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
+        require(
+            reward_model_optimizer is None or rollout.num_judgments >= 2,
+            "rollout.num_judgments is 1, but votes are compared with each other: train the reward model on at least 2 "
+            "(or freeze it: model.reward_model_optimizer null)",
+        )
         self.automatic_optimization = False
         self.strict_loading = False  # frozen and tied weights are not saved; on_load_checkpoint compares the others
         self.environment = environment

@@ -40,20 +40,24 @@ def optimize(
 
     Returns:
         Sums over steps and ranks of the metrics and of `loss`, with `grad_norm` (sum over steps, before clipping),
-        `optimizer_steps`, and `stopped_early` when a step saw a mean KL above `target_kl`.
+        `optimizer_steps`, `stopped_early` when a step saw a mean KL above `target_kl`, and `max_kl`, the largest mean KL
+        of a step (that of a step which ended the update is in here only).
 
     Raises:
         FloatingPointError: a loss or gradient is not finite; no step is taken on it and the tasks are named.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     totals: Counter[str] = Counter(optimizer_steps=0, grad_norm=0, stopped_early=0)
+    largest_kl = 0.0
     module.toggle_optimizer(optimizer)
     try:
         for step in [step for _ in range(settings.update_epochs) for step in steps]:
             optimizer.zero_grad()
             sums, suspects = _backward(module, step, loss_fn)
             reduced = sum_over_ranks(sums, module.device)
-            if settings.target_kl is not None and reduced.get("approx_kl", 0.0) > settings.target_kl * reduced["tokens"]:
+            kl = reduced.get("approx_kl", 0.0) / max(reduced.get("tokens", 0), 1)
+            largest_kl = max(largest_kl, kl)
+            if settings.target_kl is not None and kl > settings.target_kl:
                 totals["stopped_early"] += 1
                 break
             if reduced.get("tokens", reduced.get("samples")) == 0:  # an optimizer with momentum would still move
@@ -71,13 +75,15 @@ def optimize(
     finally:
         optimizer.zero_grad()
         module.untoggle_optimizer(optimizer)
-    return dict(totals)
+    return {**totals, "max_kl": largest_kl}
 
 
 def averages(sums: Mapping[str, float]) -> dict[str, float]:
     """What is logged of the sums that `optimize` returns: per optimizer step, per token or per sample."""
     steps, tokens, samples = (max(sums.get(name, 0), 1) for name in ("optimizer_steps", "tokens", "samples"))
     per_token = {n: sums[n] / tokens for n in ("approx_kl", "clip_fraction", "entropy", "sampler_gap") if n in sums}
+    if per_token:
+        per_token["max_kl"] = sums["max_kl"]
     per_sample = {f"train_{n}": sums[n] / samples for n in ("brier",) if n in sums}
     return {
         "loss": sums.get("loss", 0.0) / steps,

@@ -181,8 +181,13 @@ class RolloutGroup:
         return acted + sum(len(vote.completion.token_ids) for steps in self.judgments for votes in steps for vote in votes)
 
     @property
+    def valid_indices(self) -> tuple[int, ...]:
+        """Of the trajectories that no error of the environment ended."""
+        return tuple(g for g, trajectory in enumerate(self.trajectories) if trajectory.stop_reason != "ENV_ERROR")
+
+    @property
     def valid_trajectories(self) -> tuple[Trajectory, ...]:
-        return tuple(t for t in self.trajectories if t.stop_reason != "ENV_ERROR")
+        return tuple(self.trajectories[g] for g in self.valid_indices)
 
     @property
     def rollouts(self) -> int:

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class GroupCredit:
-    """Rewards and advantages of one group; a trajectory that ended with ENV_ERROR has none."""
+    """Rewards and advantages of one group; empty for a trajectory that ended with ENV_ERROR."""
 
     rewards: tuple[np.ndarray, ...]  # [G][K] integrated step rewards
     advantages: tuple[np.ndarray, ...]  # [G][K] of the policy
@@ -88,7 +88,7 @@ def scores_of(judgments: Sequence[Sequence[Judgment]]) -> list[list[int | None]]
 
 def votes_of(group: RolloutGroup) -> tuple[list[float], list[list[list[int | None]]]]:
     """Outcomes [G] and votes [G][K][m] of the trajectories that no error ended."""
-    kept = [g for g, trajectory in enumerate(group.trajectories) if trajectory.stop_reason != "ENV_ERROR"]
+    kept = group.valid_indices
     return [group.trajectories[g].outcome for g in kept], [scores_of(group.judgments[g]) for g in kept]
 
 
@@ -100,7 +100,7 @@ def assign_credit(group: RolloutGroup, settings: RewardSettings, values: Sequenc
         settings: of rewards and advantages.
         values: [G][K] predicted success probability before each step.
     """
-    kept = [g for g, trajectory in enumerate(group.trajectories) if trajectory.stop_reason != "ENV_ERROR"]
+    kept = group.valid_indices
     rewards = [np.zeros(0)] * len(group.trajectories)
     advantages = list(rewards)
     try:
@@ -152,8 +152,8 @@ def policy_samples(groups: Sequence[RolloutGroup], credits: Sequence[GroupCredit
     for group, credit in zip(groups, credits, strict=True):
         if not _is_trained_on(group, settings):
             continue
-        for trajectory, advantages in zip(group.trajectories, credit.advantages, strict=True):
-            for step, advantage in zip(trajectory.steps, advantages, strict=False):  # ENV_ERROR: no advantages
+        for g in group.valid_indices:
+            for step, advantage in zip(group.trajectories[g].steps, credit.advantages[g], strict=True):
                 if advantage != 0.0:
                     sample = Sample(step.prompt_ids, step.completion.token_ids, float(advantage))
                     samples.append(TaskSample(sample, group.task.id, step.completion.logprobs))
@@ -176,9 +176,7 @@ def judge_samples(
     for group, credit in zip(groups, credits, strict=True):
         if not _is_trained_on(group, settings):
             continue
-        for g, trajectory in enumerate(group.trajectories):
-            if trajectory.stop_reason == "ENV_ERROR":
-                continue  # neither votes nor rewards
+        for g in group.valid_indices:
             for votes, reward, surprised in zip(group.judgments[g], credit.rewards[g], credit.surprise[g], strict=True):
                 parsed = [vote for vote in votes if vote.score is not None]
                 if reward_settings.parse_penalty != 0.0:

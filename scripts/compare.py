@@ -42,8 +42,9 @@ def finished_runs(experiment: Path) -> dict[int, Path]:
 
 
 def read(folder: Path) -> dict[str, float]:
-    """The numbers of one run, by row name."""
-    summary = json.loads((folder / "summary.json").read_text())
+    """The numbers of one run, by row name; NaN where a run has none."""
+    text = (folder / "summary.json").read_text()
+    summary = json.loads(text.replace("null", "NaN"))
     numbers: dict[str, float] = {"seconds": summary["seconds"]}
     for name, key in GAINS.items():
         before, after = summary["before"][key], summary["after"][key]

@@ -335,7 +335,7 @@ def test_updating_one_model_leaves_the_others_alone():
 
 def test_averages_divide_by_what_was_counted():
     sums = {"loss": 3.0, "grad_norm": 5.0, "optimizer_steps": 2, "stopped_early": 1, "tokens": 40, "approx_kl": 0.2,
-            "clip_fraction": 10, "entropy": 80.0, "sampler_gap": 4.0}  # fmt: skip
+            "clip_fraction": 10, "entropy": 80.0, "sampler_gap": 4.0, "max_kl": 0.75}  # fmt: skip
     assert averages(sums) == {
         "loss": 1.5,
         "grad_norm": 2.5,
@@ -345,6 +345,7 @@ def test_averages_divide_by_what_was_counted():
         "clip_fraction": 0.25,
         "entropy": 2.0,
         "sampler_gap": 0.1,
+        "max_kl": 0.75,
     }
     critic = averages({"loss": 3.0, "grad_norm": 5.0, "optimizer_steps": 2, "stopped_early": 0, "samples": 10, "brier": 2.5})
     assert critic["train_brier"] == 0.25

@@ -178,9 +178,8 @@ def test_settings_that_cannot_work_are_named(options, message):
 def start(loop: ClosedLoop, cache: Path | None, ckpt_path: str | None = None, **options) -> dict[str, torch.Tensor]:
     """Weights after the warm start of a trainer that has just set everything up."""
     datamodule = SimpleNamespace(difficulty=EVERY_DIFFICULTY, pool=SimpleNamespace(held_out=frozenset()))
-    trainer = SimpleNamespace(
-        ckpt_path=ckpt_path, datamodule=datamodule, is_global_zero=True, strategy=SimpleNamespace(barrier=lambda: None)
-    )
+    strategy = SimpleNamespace(barrier=lambda: None, broadcast=lambda value: value)
+    trainer = SimpleNamespace(ckpt_path=ckpt_path, datamodule=datamodule, is_global_zero=True, strategy=strategy)
     settings = {"episodes": 3, "policy_updates": 2, "judge_updates": 2, "batch_size": 4, "cache": cache}
     WarmStart(**{**settings, **options}).on_fit_start(trainer, loop)
     return weights(loop)
