@@ -262,10 +262,10 @@ def test_an_error_in_one_process_ends_both(base: Path, tmp_path: Path, environme
 
 def test_a_checkpoint_of_another_architecture(base: Path, two: Path, tmp_path: Path) -> None:
     checkpoint = str(two / "checkpoints" / "last.ckpt")
-    args = start(base, "other", 3, "--model.policy.tiny.mlp_width", "16", "--ckpt_path", checkpoint)
+    args = start(base, "mismatch", 3, "--model.policy.tiny.mlp_width", "16", "--ckpt_path", checkpoint)
     warm = set((base.parent / "warm").iterdir())
     (code, out), (other_code, _) = two_processes(args, tmp_path / "log")
     assert (code, other_code) == (2, 2), out
     assert set((base.parent / "warm").iterdir()) == warm  # a resumed run has no warm start, nor one that cannot resume
     assert "rla: error: the checkpoint is of another architecture: policy." in out
-    assert not folder(base, "other").exists(), list(folder(base, "other").rglob("*"))
+    assert not folder(base, "mismatch").exists()

@@ -158,7 +158,7 @@ def test_judgments_are_votes_per_step(tokenizer):
     assert [vote.score for vote in judged[0].judgments[1][1]] == [1, -1, None]
     assert [vote.score for vote in judged[1].judgments[0][0]] == [1, 1, 1]
     words = tokenizer.convert_ids_to_tokens(list(judged[0].judgments[0][1][0].prompt_ids))
-    assert words == ["<judge>", "at", "near", "go", "right"]
+    assert words == ["<judge>", "at", "near", "<act>", "go", "right"]
     assert groups[0].judgments == ()
     capped = vote(tokenizer, groups, 1, Script(tokenizer, right), max_steps=2)
     assert sum(len(votes) for group in capped for steps in group.judgments for votes in steps) == 2
@@ -190,5 +190,5 @@ def test_bad_input_is_named(tokenizer):
     groups = play(tokenizer, [make_task("a")], 1, sampler)
     with pytest.raises(ConfigError, match="got 0"):
         vote(tokenizer, groups, 0, sampler)
-    with pytest.raises(ConfigError, match="task a has 5 tokens"):
+    with pytest.raises(ConfigError, match="task a has 6 tokens"):
         vote(tokenizer, groups, 1, sampler, context_length=8)

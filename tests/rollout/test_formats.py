@@ -81,11 +81,11 @@ def test_compact_policy(tokenizer):
 def test_compact_judge(tokenizer):
     judge = CompactJudgeFormat()
     prompt = judge.prompt(tokenizer, [], SEEN, "go to cabinet 1", "#look go cabinet_1", True, "far")
-    assert words(tokenizer, prompt) == ["<judge>", "at", "desk", "go", "cabinet_1"]
+    assert words(tokenizer, prompt) == ["<judge>", "at", "desk", "<act>", "go", "cabinet_1"]
     prompt = judge.prompt(tokenizer, [], SEEN, "", "go go far far far far", False, "")
-    assert words(tokenizer, prompt) == ["<judge>", "at", "desk", "go", "go", "far", "far"]
+    assert words(tokenizer, prompt) == ["<judge>", "at", "desk", "<act>", "go", "go", "far", "far", "<unk>"]
     prompt = judge.prompt(tokenizer, [], FREE, "go left", "#look go left", True, "")
-    assert words(tokenizer, prompt) == ["<judge>", "reach", "desk", "go", "left"]
+    assert words(tokenizer, prompt) == ["<judge>", "reach", "desk", "<act>", "go", "left"]
     assert words(tokenizer, judge.answer(tokenizer, StepLabel(1, "#good"))) == ["#good", "+1", "</s>"]
     assert words(tokenizer, judge.answer(tokenizer, StepLabel(-1))) == ["-1", "</s>"]
     assert [judge.parse(text) for text in ("#bad -1", "+1", "", "#bad", "+1 -1", "+1 +1", "+1 #bad", "1", "#good +1")] == [
