@@ -317,6 +317,16 @@ class ClosedLoop(L.LightningModule):
     def test_step(self, batch: EvaluationSet, batch_idx: int, dataloader_idx: int = 0) -> None:
         self._log_evaluation("test", batch)
 
+    def on_train_start(self) -> None:
+        """The validation row before the first iteration; a resumed run replays it."""
+        if int(self.iteration) > 0 or not self.trainer.limit_val_batches:
+            return
+        row: dict[str, float] = {}
+        for batch in self.trainer.datamodule.evaluation_sets("validation"):  # type: ignore[attr-defined]
+            row |= {f"validation/{batch.split}/{name}": value for name, value in self.evaluate(batch, "validation").items()}
+        for logger in self.loggers:
+            logger.log_metrics(row, step=0)
+
     def on_validation_epoch_end(self) -> None:
         self.log("step", float(self.iteration), batch_size=1)
 
