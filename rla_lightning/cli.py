@@ -24,7 +24,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from rla_lightning.datamodule import EnvironmentDataModule
 from rla_lightning.module import ClosedLoop
 from rla_lightning.runs import ReplayMetrics, check_checkpoint, discard_unused, last_checkpoint, new_run_folder, process_rank
-from rla_lightning.types import ConfigError
+from rla_lightning.types import ConfigError, EpisodesFailedError
 
 HARMLESS_WARNINGS = (
     ".*Experiment logs directory .* exists and is not empty",  # the run folder is ours and new
@@ -155,6 +155,8 @@ def main(args: list[str] | None = None) -> None:
             },
             args=args,
         )
+    except EpisodesFailedError as error:
+        _fail(str(error))
     except MisconfigurationException as error:
         _fail(_one_line(str(error)))
     except ValueError as error:

@@ -60,11 +60,17 @@ def iteration_metrics(groups: Sequence[RolloutGroup], values: Sequence[GroupValu
         rollouts.update(groups[:active])
         shown |= {f"rollout/{name}": float(value) for name, value in rollouts.compute().items()}
     shown = {name: value for name, value in shown.items() if name.rsplit("/", 1)[-1] not in NEEDS_LABELS}
-    rated = [group for group in groups if group.rollouts]
-    same = sum(group.successes in (0, group.rollouts) for group in rated)
-    shown["rollout/frac_reward_zero_std"] = same / max(1, len(rated))
-    shown["rollout/groups_with_signal"] = float(len(rated) - same)  # some rollouts won, some lost
     return shown
+
+
+def learning_signal(trained: Sequence[RolloutGroup]) -> dict[str, float]:
+    """How many of the groups that are trained on have won and lost rollouts, and the share that has not."""
+    rated = [group for group in trained if group.rollouts]
+    same = sum(group.successes in (0, group.rollouts) for group in rated)
+    return {
+        "rollout/frac_reward_zero_std": same / max(1, len(rated)),
+        "rollout/groups_with_signal": float(len(rated) - same),
+    }
 
 
 def _predictions(groups: Sequence[RolloutGroup], values: Sequence[GroupValues]) -> tuple[list[float], list[float], list[bool]]:

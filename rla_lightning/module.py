@@ -25,12 +25,13 @@ from rla_lightning.algorithm.precision import count_votes
 from rla_lightning.curriculum.critiques import template_critique
 from rla_lightning.distributed import failing_together, from_first, share, unshare
 from rla_lightning.environments.base import Environment
-from rla_lightning.measure import GroupValues, iteration_metrics, measure, on_fixed_steps
+from rla_lightning.measure import GroupValues, iteration_metrics, learning_signal, measure, on_fixed_steps
 from rla_lightning.models.language_model import load_language_model, trainable_state
 from rla_lightning.models.sharding import shard, sync_replica
 from rla_lightning.models.specs import LanguageModelSpec, ValueModelSpec
 from rla_lightning.models.value_model import load_value_model
 from rla_lightning.optimization import averages, optimize
+from rla_lightning.rollout.collect import require_played
 from rla_lightning.rollout.formats import (
     CompactCriticFormat,
     CompactJudgeFormat,
@@ -42,7 +43,14 @@ from rla_lightning.rollout.formats import (
 from rla_lightning.rollout.logprobs import response_logprobs
 from rla_lightning.rollout.players import Formats, Players, Progress, no_progress
 from rla_lightning.rollout.sampler import TransformersSampler
-from rla_lightning.settings import AcceptanceSettings, RewardSettings, RolloutSettings, UpdateSettings, require
+from rla_lightning.settings import (
+    AcceptanceSettings,
+    ClippedUpdateSettings,
+    RewardSettings,
+    RolloutSettings,
+    UpdateSettings,
+    require,
+)
 from rla_lightning.types import (
     ConfigError,
     EvaluationSet,
@@ -83,7 +91,7 @@ class ClosedLoop(L.LightningModule):
         policy_optimizer: null freezes the policy.
         reward_model_optimizer: null freezes the reward model.
         critic_optimizer: null freezes the critic.
-        policy_scheduler: stepped once per iteration; null keeps the learning rate.
+        policy_scheduler: stepped once per iteration; null keeps the learning rate. Unused for a frozen model.
         reward_model_scheduler: likewise.
         critic_scheduler: likewise.
         rollout: how episodes are played and judged.
@@ -117,8 +125,8 @@ class ClosedLoop(L.LightningModule):
         rollout: RolloutSettings = RolloutSettings(),
         reward: RewardSettings = RewardSettings(),
         acceptance: AcceptanceSettings = AcceptanceSettings(),
-        policy_update: UpdateSettings = UpdateSettings(),
-        reward_model_update: UpdateSettings = UpdateSettings(success_low=0.2, success_high=0.8),
+        policy_update: ClippedUpdateSettings = ClippedUpdateSettings(),
+        reward_model_update: ClippedUpdateSettings = ClippedUpdateSettings(success_low=0.2, success_high=0.8),
         critic_update: UpdateSettings = UpdateSettings(),
         policy_format: PolicyFormat | None = None,
         judge_format: JudgeFormat | None = None,
@@ -171,10 +179,10 @@ class ClosedLoop(L.LightningModule):
         with self._timed("update"):
             updates = self._update_policy(kept, credit, key)
             updates |= self._update_reward_model(kept, credit, key)
-            updates |= self._update_critic(kept, key)
+            updates |= self._update_critic(groups, key)  # all: accepted proposals alone are selected by their outcomes
         self.iteration += 1
         feedback = [self._task_feedback(group, value, verdicts) for group, value in zip(groups, values, strict=True)]
-        metrics = iteration_metrics(groups, values, len(batch.active)) | updates
+        metrics = iteration_metrics(groups, values, len(batch.active)) | learning_signal(kept) | updates
         self._finish_iteration(metrics, feedback)
         return {"result": iteration_result(int(self.iteration), feedback, groups, credits, values, metrics)}
 
@@ -192,7 +200,9 @@ class ClosedLoop(L.LightningModule):
         settings = self.rollout
         with failing_together():
             mine = self.players.play(share(tasks), settings.group_size, key, max_turns=settings.max_turns, progress=self.progress)
-        return unshare(mine)
+        groups = unshare(mine)
+        require_played(groups)
+        return groups
 
     def _judge(self, groups: Sequence[RolloutGroup], key: str) -> list[RolloutGroup]:
         with failing_together():
@@ -258,7 +268,7 @@ class ClosedLoop(L.LightningModule):
         return self._update_language_model("reward_model", samples, self.reward_model_update, key)
 
     def _update_language_model(
-        self, name: str, samples: Sequence[TaskSample], settings: UpdateSettings, key: str
+        self, name: str, samples: Sequence[TaskSample], settings: ClippedUpdateSettings, key: str
     ) -> dict[str, float]:
         """Clipped policy-gradient update of the policy or the reward model."""
         if name not in self._optimizers or not samples:
@@ -287,9 +297,10 @@ class ClosedLoop(L.LightningModule):
             gap = ((old[id(piece)] - piece.sampler_logprobs).abs() * batch.response_mask).sum()
             return LossOutput(output.loss, {**output.metrics, "sampler_gap": gap})
 
-        sums = optimize(self, name, self._optimizers[name], steps, loss, settings)
+        sums = optimize(self, name, self._optimizers[name], steps, loss, settings, settings.target_kl)
         self.tokens_trained += int(sums.get("tokens", 0))
-        return {f"{name}/{metric}": value for metric, value in {"samples": len(samples), **averages(sums)}.items()}
+        used = {"samples": min(len(samples), settings.max_samples)}
+        return {f"{name}/{metric}": value for metric, value in {**used, **averages(sums)}.items()}
 
     def _update_critic(self, groups: Sequence[RolloutGroup], key: str) -> dict[str, float]:
         """Fit the predicted success to the verified outcomes."""
@@ -319,7 +330,7 @@ class ClosedLoop(L.LightningModule):
 
     def on_train_start(self) -> None:
         """The validation row before the first iteration; a resumed run replays it."""
-        if int(self.iteration) > 0 or not self.trainer.limit_val_batches:
+        if int(self.iteration) > 0 or not self.trainer.enable_validation:
             return
         row: dict[str, float] = {}
         for batch in self.trainer.datamodule.evaluation_sets("validation"):  # type: ignore[attr-defined]
@@ -353,7 +364,7 @@ class ClosedLoop(L.LightningModule):
             )
             mine = self.players.judge(mine, key)
             values = [self.players.state_values(group) for group in mine]
-            fixed = self.players.judge(self.players.explore(share(batch.tasks), f"explore/{batch.split}"), key)
+            fixed = self.players.judge(self.players.explore(share(batch.tasks), f"explore/{batch.split}"), f"{key}/fixed")
         metrics = measure(mine, values, self.device)
         return on_fixed_steps(metrics, fixed, self.device)
 

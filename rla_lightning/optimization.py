@@ -29,6 +29,7 @@ def optimize(
     steps: Sequence[Sequence[AnyPiece]],
     loss_fn: Callable[[AnyPiece], LossOutput],
     settings: UpdateSettings,
+    target_kl: float | None = None,
 ) -> dict[str, float]:
     """Take one optimizer step per element of `steps`, `settings.update_epochs` times over.
 
@@ -57,7 +58,7 @@ def optimize(
             reduced = sum_over_ranks(sums, module.device)
             kl = reduced.get("approx_kl", 0.0) / max(reduced.get("tokens", 0), 1)
             largest_kl = max(largest_kl, kl)
-            if settings.target_kl is not None and kl > settings.target_kl:
+            if target_kl is not None and kl > target_kl:
                 totals["stopped_early"] += 1
                 break
             if reduced.get("tokens", reduced.get("samples")) == 0:  # an optimizer with momentum would still move

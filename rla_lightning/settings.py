@@ -137,7 +137,7 @@ class AcceptanceSettings:
 
 @dataclass(frozen=True)
 class UpdateSettings:
-    """How one model is updated in one iteration.
+    """How a model is updated in one iteration; all there is to say about the critic.
 
     Args:
         minibatches: optimizer steps per pass over the samples.
@@ -145,10 +145,6 @@ class UpdateSettings:
         max_samples: most samples used per iteration, drawn at random.
         token_budget: most tokens (padded) in one forward pass; changes memory and speed, never the gradients.
         max_grad_norm: gradients are clipped to this norm.
-        clip_range: of the probability ratio.
-        kl_coef: weight of the KL penalty to the model before this iteration's update.
-        ent_coef: weight of the entropy bonus.
-        target_kl: the update ends early when an optimizer step saw a mean KL above this.
         success_low: tasks with a lower success rate are left out.
         success_high: tasks with a higher success rate are left out.
     """
@@ -158,22 +154,38 @@ class UpdateSettings:
     max_samples: int = 2048
     token_budget: int = 16384
     max_grad_norm: float = 1.0
-    clip_range: float = 0.2
-    kl_coef: float = 0.01
-    ent_coef: float = 0.0
-    target_kl: float | None = None
     success_low: float = 0.0
     success_high: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("minibatches", "update_epochs", "max_samples", "token_budget"):
             require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("max_grad_norm", "clip_range"):
-            require(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
-        for name in ("kl_coef", "ent_coef"):
-            require(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}")
-        require(self.target_kl is None or self.target_kl > 0, f"target_kl must be positive or null, got {self.target_kl}")
+        require(self.max_grad_norm > 0, f"max_grad_norm must be positive, got {self.max_grad_norm}")
         require(
             0 <= self.success_low < self.success_high <= 1,
             f"success_low and success_high must satisfy 0 <= low < high <= 1, got {self.success_low}, {self.success_high}",
         )
+
+
+@dataclass(frozen=True)
+class ClippedUpdateSettings(UpdateSettings):
+    """How a language model is updated in one iteration.
+
+    Args:
+        clip_range: of the probability ratio.
+        kl_coef: weight of the KL penalty to the model before this iteration's update.
+        ent_coef: weight of the entropy bonus.
+        target_kl: the update ends early when an optimizer step saw a mean KL above this.
+    """
+
+    clip_range: float = 0.2
+    kl_coef: float = 0.01
+    ent_coef: float = 0.0
+    target_kl: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.clip_range > 0, f"clip_range must be positive, got {self.clip_range}")
+        for name in ("kl_coef", "ent_coef"):
+            require(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}")
+        require(self.target_kl is None or self.target_kl > 0, f"target_kl must be positive or null, got {self.target_kl}")

@@ -25,6 +25,10 @@ class ConfigError(ValueError):
     """A setting or input that cannot work; its message names the offending value."""
 
 
+class EpisodesFailedError(RuntimeError):
+    """Every episode of an iteration ended with an error of the environment; the message holds the first."""
+
+
 @dataclass(frozen=True)
 class Task:
     """One task as plain data: it can be written to a file and read back."""

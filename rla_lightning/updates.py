@@ -136,11 +136,11 @@ def _step_rewards(trajectory: Trajectory, judgments: Sequence[Sequence[Judgment]
 
 
 def _paid_to_policy(rewards: np.ndarray, outcome: float, settings: RewardSettings) -> np.ndarray:
-    """The rewards [K]; for gae with the outcome at the last step only, as the value model predicts it.
+    """The rewards [K]; where rewards are summed over steps (gae, return_to_go) with the outcome at the last step only.
 
     The judge always learns from the integrated rewards: without the outcome in them it would only agree with itself.
     """
-    if settings.advantage != "gae":
+    if settings.advantage not in ("gae", "return_to_go"):
         return rewards
     earlier = np.arange(len(rewards)) < len(rewards) - 1
     return rewards - settings.outcome_weight * outcome * earlier
@@ -167,7 +167,7 @@ def judge_samples(
     settings: UpdateSettings,
     rng: Random,
 ) -> list[TaskSample]:
-    """One sample per vote with a non-zero advantage (consistency feedback, paper section 3.2).
+    """One sample per vote with a non-zero advantage (the paper's consistency feedback).
 
     Votes that cannot be parsed take no part in the normalisation: their advantage is the parse penalty.
     """

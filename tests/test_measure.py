@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rla_lightning.measure import NEEDS_LABELS, iteration_metrics, measure, on_fixed_steps
+from rla_lightning.measure import NEEDS_LABELS, iteration_metrics, learning_signal, measure, on_fixed_steps
 from rla_lightning.types import LOST, WON, Completion, Judgment, Observation, RolloutGroup, Step, StepLabel, Task, Trajectory
 
 CPU = torch.device("cpu")
@@ -45,9 +45,6 @@ def test_what_one_iteration_saw():
         "rollout/invalid_action_rate": pytest.approx(1 / 5),
         "rollout/mean_turns": pytest.approx(5 / 3),
         "rollout/env_error_rate": pytest.approx(1 / 4),
-        # of all three: the mixed one has a signal, the other two tie
-        "rollout/frac_reward_zero_std": pytest.approx(2 / 3),
-        "rollout/groups_with_signal": 1.0,
         # won steps: ++- +++ +++ --+ give 9 of 12 votes +1; lost steps: --+ -?? --- give 6 of 7 parsed votes -1
         "reward_model/p_plus": pytest.approx(9 / 12),
         "reward_model/p_minus": pytest.approx(6 / 7),
@@ -70,13 +67,18 @@ def test_an_iteration_of_proposals_only_is_counted_too():
     assert metrics["rollout/mean_turns"] == pytest.approx(7 / 5)
 
 
+def test_groups_with_a_learning_signal():
+    # the mixed one has won and lost rollouts, the other two tie
+    expected = {"rollout/frac_reward_zero_std": pytest.approx(2 / 3), "rollout/groups_with_signal": 1.0}
+    assert learning_signal(GROUPS) == expected
+
+
 def test_a_group_of_errors_is_no_tie():
     errors = group(rollout(LOST, stop="ENV_ERROR"), rollout(LOST, stop="ENV_ERROR"))
-    metrics = iteration_metrics([MIXED, errors], [VALUES[0], [np.zeros(0), np.zeros(0)]], active=2)
-    assert metrics["rollout/frac_reward_zero_std"] == 0.0
-    assert metrics["rollout/groups_with_signal"] == 1.0
+    assert learning_signal([MIXED, errors]) == {"rollout/frac_reward_zero_std": 0.0, "rollout/groups_with_signal": 1.0}
     metrics = iteration_metrics([errors], [[np.zeros(0), np.zeros(0)]], active=1)
-    assert (metrics["rollout/frac_reward_zero_std"], metrics["rollout/env_error_rate"]) == (0.0, 1.0)
+    assert metrics["rollout/env_error_rate"] == 1.0
+    assert learning_signal([errors])["rollout/frac_reward_zero_std"] == 0.0
     assert math.isnan(metrics["rollout/success_rate"])
 
 

@@ -17,7 +17,7 @@ from rla_lightning.environments.base import Environment, Episode
 from rla_lightning.models.specs import LanguageModelSpec, TinySpec, ValueModelSpec
 from rla_lightning.module import ClosedLoop
 from rla_lightning.rollout.formats import CompactJudgeFormat
-from rla_lightning.settings import AcceptanceSettings, RolloutSettings, UpdateSettings
+from rla_lightning.settings import AcceptanceSettings, ClippedUpdateSettings, RolloutSettings
 from rla_lightning.types import (
     LOST,
     WON,
@@ -35,7 +35,7 @@ from rla_lightning.types import (
 pytestmark = pytest.mark.filterwarnings("ignore:.*num_workers.*")
 
 TINY = TinySpec(width=16, layers=1, heads=2, mlp_width=32, context_length=32)
-ALL = UpdateSettings(minibatches=2)  # no band
+ALL = ClippedUpdateSettings(minibatches=2)  # no band
 
 
 class Gate(Environment):
@@ -348,7 +348,9 @@ def test_rejected_and_undecided_proposals_are_not_trained_on(tmp_path):
     run = train(make_loop(Decided), data, tmp_path)
     active = [task.id for task in run.batches[0].active]
     assert len(active) == 3
-    assert run.loop.trained == {name: [*active, "2-ACCEPT"] for name in ("policy", "reward_model", "critic")}
+    assert run.loop.trained["policy"] == run.loop.trained["reward_model"] == [*active, "2-ACCEPT"]
+    # the critic learns from all: accepted proposals alone are selected by the outcomes that it is to predict
+    assert run.loop.trained["critic"] == [*active, "2-ACCEPT", "2-REJECT", "2-UNDECIDED"]
     assert [feedback.verdict for feedback in run.results[0].feedback] == [None] * 3 + ["ACCEPT", "REJECT", "UNDECIDED"]
     assert len(run.results[0].advantages) == 6  # logged for all
     assert "2-ACCEPT" in {task.id for task in data.pool.slots}

@@ -20,7 +20,7 @@ from rla_lightning.module import ClosedLoop
 from rla_lightning.optimization import averages, optimize
 from rla_lightning.rollout.batching import Sample, make_micro_batch
 from rla_lightning.rollout.logprobs import response_logprobs
-from rla_lightning.settings import RolloutSettings, UpdateSettings
+from rla_lightning.settings import ClippedUpdateSettings, RolloutSettings
 from rla_lightning.types import Completion
 from rla_lightning.updates import TaskSample, ValueSample, pieces, value_pieces
 
@@ -29,7 +29,7 @@ FULL = LanguageModelSpec(tiny=TINY)
 LORA = LanguageModelSpec(tiny=TINY, lora=LoraSpec(rank=2, alpha=16))
 SGD = partial(torch.optim.SGD, lr=0.5)
 CPU = torch.device("cpu")
-ONE_STEP = UpdateSettings(minibatches=1)
+ONE_STEP = ClippedUpdateSettings(minibatches=1)
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*You defined a .validation_step.", "ignore:.*is_gradient_checkpointing.*")
 
@@ -169,9 +169,9 @@ def test_updates_are_equal_for_any_token_budget():
     """pitfalls 5"""
     ends, losses = [], []
     for budget in (1, 24, 10**6):
-        settings = UpdateSettings(minibatches=2, update_epochs=2, token_budget=budget, ent_coef=0.01)
+        settings = ClippedUpdateSettings(minibatches=2, update_epochs=2, token_budget=budget, ent_coef=0.01)
 
-        def body(loop: Probe, settings: UpdateSettings = settings) -> None:
+        def body(loop: Probe, settings: ClippedUpdateSettings = settings) -> None:
             losses.append(loop._update_language_model("policy", sampled(loop), settings, "k"))
             states = [ValueSample(tuple(range(8, 9 + n)), (-1.0) ** n, "t") for n in range(5)]
             steps = value_pieces(states, settings, Random(0), 0, CPU)
@@ -207,7 +207,7 @@ def test_gradients_do_not_pile_up_over_optimizer_steps():
 
         def body(loop: Probe, epochs: int = epochs) -> None:
             before = weights(loop.policy)
-            settings = UpdateSettings(minibatches=1, update_epochs=epochs, max_grad_norm=1e9)
+            settings = ClippedUpdateSettings(minibatches=1, update_epochs=epochs, max_grad_norm=1e9)
             loop._update_language_model("policy", sampled(loop), settings, "k")
             moved.append(distance(before, loop.policy))
 
@@ -217,7 +217,7 @@ def test_gradients_do_not_pile_up_over_optimizer_steps():
 
 def test_target_kl_ends_the_update_and_reports_it():
     reports = {}
-    settings = UpdateSettings(minibatches=1, update_epochs=5, target_kl=1e-6, kl_coef=0.0)
+    settings = ClippedUpdateSettings(minibatches=1, update_epochs=5, target_kl=1e-6, kl_coef=0.0)
     run(lambda loop: reports.update(loop._update_language_model("policy", sampled(loop), settings, "k")))
     # the first step starts at a KL of 0, the second sees what the first did and is not taken
     assert (reports["policy/optimizer_steps"], reports["policy/stopped_early"]) == (1, 1)
@@ -367,7 +367,7 @@ def test_what_was_learned_reaches_the_sampler(spec):
         pairs = [(prompt, answer) for prompt, many in zip(prompts, answers, strict=True) for answer in many]
         before = model_logprobs(loop, pairs)
         samples = [TaskSample(Sample(p, a.token_ids, 1.0 + i), "t", a.logprobs) for i, (p, a) in enumerate(pairs)]
-        loop._update_language_model("policy", samples, UpdateSettings(minibatches=1, update_epochs=4, kl_coef=0.0), "k")
+        loop._update_language_model("policy", samples, ClippedUpdateSettings(minibatches=1, update_epochs=4, kl_coef=0.0), "k")
         loop.sync_players()
         assert float((model_logprobs(loop, pairs) - before).abs().max()) > 1e-3  # it did learn
         again = loop.players.policy_sampler.sample(prompts, 2, loop.rollout.policy_sampling, ["c", "d"])
@@ -434,7 +434,7 @@ def test_the_critic_learns_the_outcomes():
 
     def body(loop: Probe) -> None:
         states = [ValueSample((8,), 1.0, "a"), ValueSample((9,), -1.0, "b")] * 4
-        settings = UpdateSettings(minibatches=1, update_epochs=30)
+        settings = ClippedUpdateSettings(minibatches=1, update_epochs=30)
         steps = value_pieces(states, settings, Random(0), 0, CPU)
 
         def loss(piece):

@@ -1,6 +1,6 @@
 import pytest
 
-from rla_lightning.settings import AcceptanceSettings, RewardSettings, RolloutSettings, UpdateSettings
+from rla_lightning.settings import AcceptanceSettings, ClippedUpdateSettings, RewardSettings, RolloutSettings
 from rla_lightning.types import ConfigError, SamplingParams
 
 NAN = float("nan")
@@ -32,16 +32,16 @@ NAN = float("nan")
         (AcceptanceSettings, {"low": 0.8, "high": 0.8}, "0 <= low < high <= 1, got 0.8 and 0.8"),
         (AcceptanceSettings, {"high": 1.2}, "got 0.2 and 1.2"),
         (AcceptanceSettings, {"level": 0.5}, r"acceptance.level must be in \(0.5, 1\), got 0.5"),
-        (UpdateSettings, {"minibatches": 0}, "minibatches must be at least 1, got 0"),
-        (UpdateSettings, {"update_epochs": 0}, "update_epochs must be at least 1, got 0"),
-        (UpdateSettings, {"max_samples": 0}, "max_samples must be at least 1, got 0"),
-        (UpdateSettings, {"token_budget": 0}, "token_budget must be at least 1, got 0"),
-        (UpdateSettings, {"max_grad_norm": 0.0}, "max_grad_norm must be positive, got 0.0"),
-        (UpdateSettings, {"clip_range": 0.0}, "clip_range must be positive, got 0.0"),
-        (UpdateSettings, {"kl_coef": -0.1}, "kl_coef must not be negative, got -0.1"),
-        (UpdateSettings, {"ent_coef": NAN}, "ent_coef must not be negative, got nan"),
-        (UpdateSettings, {"target_kl": 0.0}, "target_kl must be positive or null, got 0.0"),
-        (UpdateSettings, {"success_low": 0.8, "success_high": 0.2}, "got 0.8, 0.2"),
+        (ClippedUpdateSettings, {"minibatches": 0}, "minibatches must be at least 1, got 0"),
+        (ClippedUpdateSettings, {"update_epochs": 0}, "update_epochs must be at least 1, got 0"),
+        (ClippedUpdateSettings, {"max_samples": 0}, "max_samples must be at least 1, got 0"),
+        (ClippedUpdateSettings, {"token_budget": 0}, "token_budget must be at least 1, got 0"),
+        (ClippedUpdateSettings, {"max_grad_norm": 0.0}, "max_grad_norm must be positive, got 0.0"),
+        (ClippedUpdateSettings, {"clip_range": 0.0}, "clip_range must be positive, got 0.0"),
+        (ClippedUpdateSettings, {"kl_coef": -0.1}, "kl_coef must not be negative, got -0.1"),
+        (ClippedUpdateSettings, {"ent_coef": NAN}, "ent_coef must not be negative, got nan"),
+        (ClippedUpdateSettings, {"target_kl": 0.0}, "target_kl must be positive or null, got 0.0"),
+        (ClippedUpdateSettings, {"success_low": 0.8, "success_high": 0.2}, "got 0.8, 0.2"),
     ],
 )
 def test_a_value_that_cannot_work_is_named(settings, values, message):
@@ -58,4 +58,4 @@ def test_policy_and_judge_share_everything_but_the_length():
 def test_the_papers_settings_are_valid():
     RewardSettings(advantage="step_index", lone_step="raw", judge_normalization="zscore", judge_balance="none")
     AcceptanceSettings(rule="threshold", low=0.2, high=0.8)
-    UpdateSettings(minibatches=4, clip_range=0.2, kl_coef=0.01, success_low=0.125, success_high=0.875)
+    ClippedUpdateSettings(minibatches=4, clip_range=0.2, kl_coef=0.01, success_low=0.125, success_high=0.875)

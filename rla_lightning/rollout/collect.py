@@ -14,7 +14,9 @@ from rla_lightning.rollout.formats import CriticFormat, JudgeFormat, PolicyForma
 from rla_lightning.rollout.sampler import Sampler
 from rla_lightning.types import (
     LOST,
+    WON,
     ConfigError,
+    EpisodesFailedError,
     Judgment,
     Observation,
     RolloutGroup,
@@ -99,11 +101,14 @@ def collect(
         turn += 1
         if progress is not None:
             progress(f"rollout turn {turn}", sum(live.stop_reason is not None for live in lives), len(lives), _success(lives))
-    errors = [live.error for live in lives if live.error is not None]
-    if len(errors) == len(lives):
-        raise RuntimeError(f"every episode failed, first error: {describe_error(errors[0])}") from errors[0]
     trajectories = [live.trajectory() for live in lives]
     return [RolloutGroup(task, tuple(trajectories[i * group_size : (i + 1) * group_size])) for i, task in enumerate(tasks)]
+
+
+def require_played(groups: Sequence[RolloutGroup]) -> None:
+    """Raise EpisodesFailedError when the environment failed in every episode."""
+    if groups and not any(group.rollouts for group in groups):
+        raise EpisodesFailedError(f"every episode failed, first error: {groups[0].trajectories[0].error}")
 
 
 def judge(
@@ -186,8 +191,8 @@ def _advance(live: _Live, environment: Environment, step: Step, with_labels: boo
     try:
         label = environment.label_step(live.episode, step.action) if with_labels else None
         transition = live.episode.step(step.action)
-        if transition.done and transition.outcome is None:
-            raise ValueError("the episode is done without an outcome")
+        if transition.done and transition.outcome not in (WON, LOST):
+            raise ValueError(f"the episode is done with outcome {transition.outcome}, not {WON} or {LOST}")
     except Exception as error:
         live.fail(error)
         return

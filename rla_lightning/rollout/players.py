@@ -72,7 +72,7 @@ class Players:
             critic_format=self.formats.critic,
             critic_tokenizer=self.critic.tokenizer,
             params=self.settings.policy_sampling,
-            key=key,
+            key=f"{key}/act",  # other draws than those of the votes on the same turn
             max_turns=max_turns,
             context_length=self.policy.context_length,
             with_labels=with_labels,
@@ -88,7 +88,7 @@ class Players:
             tokenizer=self.reward_model.tokenizer,
             judge_format=self.formats.judge,
             params=self.settings.judge_sampling,
-            key=key,
+            key=f"{key}/judge",
             context_length=self.reward_model.context_length,
             progress=progress,
         )
