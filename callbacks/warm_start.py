@@ -45,7 +45,8 @@ class Lessons:
 class WarmStart(L.Callback):
     """Teaches tiny random models enough to explore, from an expert whose answers are partly random.
 
-    Does nothing when a run resumes. The result is cached by everything it depends on.
+    Pretrained models are left alone, and nothing happens when a run resumes. The result is cached by everything it depends
+    on. A flipped label keeps its critique: the critique says what the step is, the vote after it is wrong.
 
     Args:
         episodes: played to make the lessons.
@@ -102,7 +103,7 @@ class WarmStart(L.Callback):
             ("policy", lessons.policy, self.policy_updates),
             ("reward_model", lessons.judge, self.judge_updates),
         ):
-            if updates > 0:
+            if updates > 0 and getattr(pl_module, f"{name}_spec").path is None:
                 self._teach(trainer, pl_module, name, samples, updates)
         pl_module.sync_players()
 

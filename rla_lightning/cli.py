@@ -241,6 +241,10 @@ def _check_trainer(trainer: Namespace) -> None:
         value = trainer.get(setting)
         if value not in (None, 0, 1) or (setting == "gradient_clip_val" and value):
             raise ConfigError(f"trainer.{setting} {value} has no effect here; set max_grad_norm or token_budget of each update")
+    if trainer.max_steps != -1:
+        raise ConfigError(f"trainer.max_steps {trainer.max_steps} would count the steps of all optimizers; set max_epochs")
+    if str(trainer.precision).startswith("16"):
+        raise ConfigError(f"trainer.precision {trainer.precision} needs scaled gradients, which are clipped here; use bf16-mixed")
     for setting, (value, reason) in FIXED_SETTINGS.items():
         if trainer[setting] != value:
             raise ConfigError(f"trainer.{setting} must be {value}, got {trainer[setting]}: {reason}")

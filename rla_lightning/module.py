@@ -450,8 +450,9 @@ class ClosedLoop(L.LightningModule):
         return {name: value for name, value in super().state_dict(*args, **kwargs).items() if name in kept}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Note which model each optimizer state belongs to; Lightning restores them by position."""
+        """Note which model each optimizer state belongs to (Lightning restores them by position), and the seed."""
         checkpoint["optimizers_of"] = list(self._optimizers)
+        checkpoint["seed"] = self.seed
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse a checkpoint of other models by its first key that differs, or one that trained others of them."""
@@ -467,6 +468,8 @@ class ClosedLoop(L.LightningModule):
         trained, now = checkpoint["optimizers_of"], [name for name in MODELS if self.optimizer_factories[name] is not None]
         if self.trainer.training and trained != now:
             raise ConfigError(f"the checkpoint trained {', '.join(trained)}; this run would train {', '.join(now) or 'nothing'}")
+        if self.trainer.training and checkpoint["seed"] != self.seed:
+            raise ConfigError(f"the checkpoint is of a run with seed_everything {checkpoint['seed']}, this run has {self.seed}")
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:

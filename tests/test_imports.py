@@ -1,4 +1,4 @@
-"""Imports point one way (design.md, section 3): a module imports only from its own layer and those below."""
+"""Imports point one way (CONTRIBUTING.md): a module imports only from its own layer and those below."""
 
 import ast
 from pathlib import Path

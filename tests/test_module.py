@@ -420,7 +420,7 @@ def test_evaluation_draws_do_not_change_from_call_to_call(run):
 
 
 def test_equal_seeds_give_equal_numbers(run, tmp_path):
-    """pitfalls 17"""
+    """Same seed, same curves."""
     again = train(make_loop(), make_data(adapter=ParametricAdapter(max_proposals=2, candidates=2)), tmp_path, epochs=3)
 
     def numbers(rows):

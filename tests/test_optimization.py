@@ -112,7 +112,7 @@ def model_logprobs(loop: ClosedLoop, answers: Sequence[tuple[tuple[int, ...], Co
 
 @pytest.mark.parametrize("spec", [FULL, LORA], ids=["full", "lora"])
 def test_the_first_ratio_is_exactly_one_at_any_temperature_and_top_p(spec):
-    """pitfalls 3: the sampler's own log-probs, after top_p, differ; the trainer's do not."""
+    """The sampler's own log-probs, after top_p, differ; the trainer's do not."""
     gaps, first = [], {}
 
     def body(loop: Probe) -> None:
@@ -166,7 +166,7 @@ def test_without_filters_the_sampler_and_the_trainer_agree():
 
 
 def test_updates_are_equal_for_any_token_budget():
-    """pitfalls 5"""
+    """The loss scale must not depend on the micro-batch split."""
     ends, losses = [], []
     for budget in (1, 24, 10**6):
         settings = ClippedUpdateSettings(minibatches=2, update_epochs=2, token_budget=budget, ent_coef=0.01)
@@ -245,7 +245,7 @@ def test_an_update_that_stops_before_its_first_step_is_reported():
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 def test_a_loss_that_is_not_finite_names_its_task_and_changes_nothing(poison):
-    """pitfalls 12"""
+    """One poisoned number must not reach the weights."""
     seen = []
 
     def body(loop: Probe) -> None:
@@ -264,7 +264,7 @@ def test_a_loss_that_is_not_finite_names_its_task_and_changes_nothing(poison):
 
 
 def test_samples_without_tokens_are_a_no_op_even_with_momentum():
-    """pitfalls 4: an all-masked batch has a gradient of 0, which AdamW would still turn into a step."""
+    """An all-masked batch has a gradient of 0, which AdamW would still turn into a step."""
     moved, reports = [], {}
 
     def body(loop: Probe) -> None:
@@ -358,7 +358,7 @@ def test_averages_divide_by_what_was_counted():
 
 @pytest.mark.parametrize("spec", [FULL, LORA], ids=["full", "lora"])
 def test_what_was_learned_reaches_the_sampler(spec):
-    """pitfalls 10"""
+    """Trained weights must reach the sampler."""
     checked = []
 
     def body(loop: Probe) -> None:
@@ -381,7 +381,7 @@ def test_what_was_learned_reaches_the_sampler(spec):
 
 
 def test_checkpoints_of_lora_models_hold_adapters_only_and_load(tmp_path: Path):
-    """pitfalls 23"""
+    """Frozen base weights would bloat checkpoints."""
 
     def body(loop: Probe) -> None:
         loop._update_language_model("policy", sampled(loop), replace(ONE_STEP, update_epochs=3), "k")
@@ -417,7 +417,7 @@ def test_a_checkpoint_of_other_models_is_refused():
 
 
 def test_sampling_leaves_the_training_forward_as_it_was():
-    """pitfalls 21"""
+    """Sampling must leave no trace in the model."""
 
     def body(loop: Probe) -> None:
         pair = ((8, 9, 10), Completion((11, 12, 1), (0.0, 0.0, 0.0), "", "EOS"))

@@ -9,7 +9,7 @@ NAN = float("nan")
 @pytest.mark.parametrize(
     ("settings", "values", "message"),
     [
-        (RolloutSettings, {"group_size": 1}, "rollout.group_size must be at least 2, got 1"),  # pitfalls 13
+        (RolloutSettings, {"group_size": 1}, "rollout.group_size must be at least 2, got 1"),
         (RolloutSettings, {"num_judgments": 0}, "rollout.num_judgments must be at least 1, got 0"),
         (RolloutSettings, {"max_new_tokens": 0}, "rollout.max_new_tokens must be at least 1, got 0"),
         (RolloutSettings, {"max_judge_tokens": 0}, "rollout.max_judge_tokens must be at least 1, got 0"),

@@ -113,24 +113,25 @@ def judge_advantages(
     return advantages
 
 
-def balanced_indices(is_won: Sequence[bool], rng: random.Random) -> list[int]:
-    """Draw equally many samples of won and of lost rollouts, min(#won, #lost) of each without replacement.
+def balanced_indices(is_praised: Sequence[bool], rng: random.Random) -> list[int]:
+    """Draw equally many praised and blamed samples, min(#praised, #blamed) of each without replacement.
 
-    Why: standardised over the votes of a step, only the sign of R_i is left, so a vote on a lost rollout's step mostly
-    teaches "-1" and one on a won rollout's step "+1". Lost rollouts are longer and, on hard tasks, more frequent;
-    unbalanced, a small judge drifted to "-1" (true-positive rate .70 -> .40 within 20 iterations), balanced it did not.
+    Why: standardised over the votes of a step, only the sign of R_i is left, so each step teaches its votes either "+1" or
+    "-1". Lost rollouts are longer and, on hard tasks, more frequent; unbalanced, a small judge drifted to "-1"
+    (true-positive rate .70 -> .40 within 20 iterations). Balancing by the outcome is not enough where R_i has other parts:
+    with a penalty on invalid actions, steps of won rollouts are blamed, too.
 
     Args:
-        is_won: [N] whether each sample comes from a won rollout.
+        is_praised: [N] whether each sample's reward is positive.
         rng: decides which samples of the larger class are left out.
 
     Returns:
-        Sorted indices into `is_won`; empty when one class is missing.
+        Sorted indices into `is_praised`; empty when one class is missing.
     """
-    won = [i for i, flag in enumerate(is_won) if flag]
-    lost = [i for i, flag in enumerate(is_won) if not flag]
-    count = min(len(won), len(lost))
-    return sorted(rng.sample(won, count) + rng.sample(lost, count))
+    praised = [i for i, flag in enumerate(is_praised) if flag]
+    blamed = [i for i, flag in enumerate(is_praised) if not flag]
+    count = min(len(praised), len(blamed))
+    return sorted(rng.sample(praised, count) + rng.sample(blamed, count))
 
 
 def surprise(outcome: float, values: np.ndarray) -> np.ndarray:

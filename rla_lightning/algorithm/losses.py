@@ -128,49 +128,30 @@ def value_loss(logits: Tensor, outcomes: Tensor, *, denominator: float, weights:
     return LossOutput(loss, {"brier": squared_error.sum(), "samples": (~is_padding).sum()})
 
 
-def gathered_logprobs(logits: Tensor, targets: Tensor, *, temperature: float) -> Tensor:
-    """Log-probs of given tokens at the sampling temperature, computed in float32.
+def token_logprobs(
+    logits: Tensor, targets: Tensor, *, temperature: float, with_entropy: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probs of given tokens at the sampling temperature and, if asked, the entropy there; computed in float32.
 
-        logp_bt = z_bt[target_bt] - logsumexp_v z_bt[v],  z = logits / temperature
+        z = logits / temperature,  logp_bt = z_bt[target_bt] - logsumexp_v z_bt[v],  H_bt = -sum_v p_bt[v] log p_bt[v]
 
     Args:
         logits: [B, T, V], finite.
         targets: [B, T] token ids.
         temperature: > 0; the one the tokens were sampled at, otherwise the ratio is not 1 before the first update.
+        with_entropy: also return the entropy.
 
     Returns:
-        [B, T] float32, in nats.
+        [B, T] float32 in nats, and likewise the entropy or None.
 
     Raises:
         ValueError: a temperature that is not positive.
     """
-    scaled = _tempered(logits, temperature)
-    return scaled.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - scaled.logsumexp(dim=-1)
-
-
-def token_entropy(logits: Tensor, temperature: float) -> Tensor:
-    """Entropy of the next-token distribution at the sampling temperature, computed in float32.
-
-        H_bt = logsumexp_v z_bt[v] - sum_v p_bt[v] z_bt[v],  z = logits / temperature,  p = softmax(z)
-
-    Args:
-        logits: [B, T, V], finite.
-        temperature: > 0.
-
-    Returns:
-        [B, T] float32, in nats.
-
-    Raises:
-        ValueError: a temperature that is not positive.
-    """
-    scaled = _tempered(logits, temperature)
-    return scaled.logsumexp(dim=-1) - (scaled.softmax(dim=-1) * scaled).sum(dim=-1)
-
-
-def _tempered(logits: Tensor, temperature: float) -> Tensor:
     if not temperature > 0.0:
         raise ValueError(f"temperature must be positive, got {temperature}")
-    return logits.float() / temperature
+    log_p = (logits.float() / temperature).log_softmax(-1)  # [B, T, V]
+    chosen = log_p.gather(-1, targets[..., None])[..., 0]
+    return chosen, -(log_p.exp() * log_p).sum(-1) if with_entropy else None
 
 
 def _check_shapes(expected: torch.Size, **tensors: Tensor | None) -> None:

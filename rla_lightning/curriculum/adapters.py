@@ -35,8 +35,7 @@ class TaskAdapter(Protocol):
 def anchored_success(successes: int, rollouts: int, parent_prediction: float, prediction: float) -> float:
     """Expected success of a rewrite: the parent's observed rate, moved by what the critic sees between the two.
 
-    A critic can be biased as a whole (toy_experiment.md) and still order tasks well, so only the difference of
-    its two predictions counts:
+    A critic can be biased as a whole and still order tasks well, so only the difference of its two predictions counts:
 
         logit(expected) = logit((s + 1/2) / (n + 1)) + logit(prediction) - logit(parent_prediction)
 

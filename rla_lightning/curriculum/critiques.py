@@ -12,8 +12,8 @@ MAX_LISTED = 5  # steps or actions named in one critique
 def template_critique(group: RolloutGroup, high: float = 0.8) -> tuple[str, ...]:
     """Why rollouts failed and, above the band, what made the task easy; at most two sentences each.
 
-    The paper critiques failed rollouts only, which leaves nothing to say about a task at success 1.0
-    (paper.md section 5, defect 10). A group with a success rate over `high` gets one of its shortest win.
+    The paper critiques failed rollouts only, which leaves nothing to say about a task at success 1.0.
+    A group with a success rate over `high` gets one of its shortest win.
     """
     judgments = group.judgments or tuple(() for _ in group.trajectories)
     critiques = [

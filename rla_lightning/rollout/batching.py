@@ -56,12 +56,11 @@ class ValueBatch(_Tensors):
     weights: Tensor  # [B]
 
 
-def micro_batches(samples: Sequence[Sample], token_budget: int, pad_id: int = 0) -> list[list[int]]:
+def micro_batches(samples: Sequence[Sample], token_budget: int) -> list[list[int]]:
     """Indices of the samples of each micro-batch, shortest first.
 
     The padded size of a micro-batch is at most `token_budget`; a single longer sample stands alone.
     """
-    del pad_id  # the split does not depend on it; accepted beside make_micro_batch's
     lengths = np.array([(len(s.prompt_ids), len(s.response_ids)) for s in samples]).reshape(-1, 2)
     return split_by_budget(lengths, token_budget)
 

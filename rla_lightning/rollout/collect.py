@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from random import Random
 
 from transformers import PreTrainedTokenizerBase
 
@@ -122,12 +121,8 @@ def judge(
     key: str,
     context_length: int | None = None,
     progress: Progress | None = None,
-    max_steps: int | None = None,
 ) -> list[RolloutGroup]:
-    """The groups with m judgments of every step; none for the steps of failed environments.
-
-    With `max_steps` at most so many steps are judged, drawn at random; the others get no judgments.
-    """
+    """The groups with m judgments of every step; none for the steps of failed environments."""
     if m < 1:
         raise ConfigError(f"the number of judgments per step must be at least 1, got {m}")
     places = [
@@ -137,8 +132,6 @@ def judge(
         for k in range(len(trajectory.steps))
         if trajectory.stop_reason != "ENV_ERROR"
     ]
-    if max_steps is not None and max_steps < len(places):
-        places = sorted(Random(f"{key}/max_steps").sample(places, max_steps))
     rate = sum(group.successes for group in groups) / max(1, sum(group.rollouts for group in groups))
     if progress is not None:
         progress("judging", 0, len(places), rate)

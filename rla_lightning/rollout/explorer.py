@@ -80,7 +80,7 @@ class Explorer:
             history = (*history, (observation, action))
 
     def rollouts(self, tasks: Sequence[Task], key: str) -> list[RolloutGroup]:
-        """One episode of each task as a group of one, ready to be judged; empty without an expert."""
+        """One episode of each task that the expert can play, as a group of one, ready to be judged."""
         groups = []
         for task in tasks:
             try:
@@ -89,8 +89,8 @@ class Explorer:
                 failed = Trajectory(task, (), LOST, "ENV_ERROR", describe_error(error))
                 groups.append(RolloutGroup(task, (failed,), judgments=((),)))
                 continue
-            if not visits:
-                return []
+            if not visits:  # no expert, at least for this task
+                continue
             steps = tuple(
                 Step(
                     prompt_ids=(),

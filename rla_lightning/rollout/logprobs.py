@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from rla_lightning.algorithm.losses import token_logprobs
 from rla_lightning.rollout.batching import MicroBatch
-from rla_lightning.types import ConfigError
 
 
 def response_logprobs(
@@ -16,8 +16,6 @@ def response_logprobs(
     `temperature` is that of sampling; top_p and top_k are not applied. Values at padded positions are
     finite and meaningless: multiply by `response_mask`.
     """
-    if temperature <= 0:
-        raise ConfigError(f"log-probs need a positive temperature, got {temperature}")
     width = micro_batch.response_ids.shape[1]
     output = model(
         input_ids=micro_batch.input_ids,
@@ -26,7 +24,5 @@ def response_logprobs(
         use_cache=False,
         logits_to_keep=width + 1,  # the last prompt token predicts the first response token
     )
-    log_p = (output.logits[:, -width - 1 : -1].float() / temperature).log_softmax(-1)  # [B, R, V]
-    chosen = log_p.gather(-1, micro_batch.response_ids[..., None])[..., 0]
-    entropy = -(log_p.exp() * log_p).sum(-1) if with_entropy else None
-    return chosen, entropy
+    logits = output.logits[:, -width - 1 : -1]  # [B, R, V]
+    return token_logprobs(logits, micro_batch.response_ids, temperature=temperature, with_entropy=with_entropy)

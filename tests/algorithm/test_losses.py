@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from rla_lightning.algorithm.losses import gathered_logprobs, policy_loss, token_entropy, value_loss
+from rla_lightning.algorithm.losses import policy_loss, token_logprobs, value_loss
 
 OLD = torch.full((2, 3), math.log(0.5), dtype=torch.float64)
 # ratios: sequence 0: 1.5, 0.5 (third token masked); sequence 1: 1.5 in the middle, the rest masked
@@ -172,12 +172,12 @@ def test_value_loss_ignores_padding():
     assert out.metrics["samples"].item() == 1
 
 
-def test_gathered_logprobs_at_temperature():
+def test_token_logprobs_at_temperature():
     # logits 0, ln 3: p = 1/4, 3/4; at temperature 1/2 the logits double: 0, ln 9: p = 1/10, 9/10
     logits = torch.tensor([0.0, math.log(3.0)]).repeat(1, 2, 1)
     targets = torch.tensor([[0, 1]])
-    at_one = gathered_logprobs(logits, targets, temperature=1.0)
-    at_half = gathered_logprobs(logits, targets, temperature=0.5)
+    at_one, _ = token_logprobs(logits, targets, temperature=1.0)
+    at_half, _ = token_logprobs(logits, targets, temperature=0.5)
     assert at_one[0].tolist() == pytest.approx([math.log(1 / 4), math.log(3 / 4)], abs=1e-6)
     assert at_half[0].tolist() == pytest.approx([math.log(1 / 10), math.log(9 / 10)], abs=1e-6)
 
@@ -185,14 +185,17 @@ def test_gathered_logprobs_at_temperature():
 def test_token_entropy_at_temperature():
     # p = 1/4, 3/4: .25 ln 4 + .75 ln(4/3) = .3465736 + .2157616; p = 1/10, 9/10: .2302585 + .0948245
     logits = torch.tensor([[[0.0, math.log(3.0)]]])
-    assert token_entropy(logits, 1.0).item() == pytest.approx(0.5623351, abs=1e-6)
-    assert token_entropy(logits, 0.5).item() == pytest.approx(0.3250830, abs=1e-6)
+    target = torch.zeros(1, 1).long()
+    for temperature, expected in ((1.0, 0.5623351), (0.5, 0.3250830)):
+        _, entropy = token_logprobs(logits, target, temperature=temperature, with_entropy=True)
+        assert entropy.item() == pytest.approx(expected, abs=1e-6)
 
 
 def test_log_softmax_runs_in_float32_and_entropy_of_a_certain_token_has_a_finite_gradient():
-    assert gathered_logprobs(torch.zeros(1, 1, 4).bfloat16(), torch.zeros(1, 1).long(), temperature=1.0).dtype == torch.float32
+    target = torch.zeros(1, 1).long()
+    assert token_logprobs(torch.zeros(1, 1, 4).bfloat16(), target, temperature=1.0)[0].dtype == torch.float32
     logits = torch.tensor([[[0.0, 500.0]]], requires_grad=True)  # the first probability underflows to 0
-    entropy = token_entropy(logits, 1.0)
+    _, entropy = token_logprobs(logits, target, temperature=1.0, with_entropy=True)
     entropy.sum().backward()
     assert entropy.item() == pytest.approx(0.0, abs=1e-4)
     assert torch.isfinite(logits.grad).all()
@@ -211,6 +214,4 @@ def test_bad_input_is_named():
     with pytest.raises(ValueError, match=r"an outcome is \+1 or -1, got 0.0"):
         value_loss(torch.zeros(2), torch.tensor([1.0, 0.0]), denominator=1)
     with pytest.raises(ValueError, match="temperature must be positive, got 0"):
-        gathered_logprobs(torch.zeros(1, 1, 2), torch.zeros(1, 1).long(), temperature=0.0)
-    with pytest.raises(ValueError, match="temperature must be positive, got -1"):
-        token_entropy(torch.zeros(1, 1, 2), -1.0)
+        token_logprobs(torch.zeros(1, 1, 2), torch.zeros(1, 1).long(), temperature=0.0)

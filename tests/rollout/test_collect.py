@@ -169,8 +169,6 @@ def test_judgments_are_votes_per_step(tokenizer):
     words = tokenizer.convert_ids_to_tokens(list(judged[0].judgments[0][1][0].prompt_ids))
     assert words == ["<judge>", "at", "near", "<act>", "go", "right"]
     assert groups[0].judgments == ()
-    capped = vote(tokenizer, groups, 1, Script(tokenizer, right), max_steps=2)
-    assert sum(len(votes) for group in capped for steps in group.judgments for votes in steps) == 2
 
 
 def test_rollouts_do_not_depend_on_the_split_over_processes(model, tokenizer):
