@@ -120,7 +120,7 @@ class EnvironmentDataModule(L.LightningDataModule):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         rerolls = self.pool.max_rerolls
         self.pool = TaskPool.from_state(state_dict["pool"], self._held_out_ids())
-        self.pool.max_rerolls = rerolls  # a setting, not a state
+        self.pool.max_rerolls, self.pool.difficulty = rerolls, self.difficulty  # settings, not state
         leaked = next((record.task.id for record in self.pool.records if record.task.id in self.pool.held_out), None)
         require(
             leaked is None,

@@ -12,6 +12,7 @@ import csv
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -23,7 +24,8 @@ AVERAGES = {
     "judge samples": "reward_model/samples",
     "invalid actions": "rollout/invalid_action_rate",
 }
-T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # of Student's t with 1, 2, ... degrees of freedom
+# Of Student's t with 1, 2, ... degrees of freedom; with more, the last is a little too wide, never too narrow.
+T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -31,7 +33,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     array = np.array(values, dtype=float)
     if len(array) < 2:
         return float(array.mean()), float("nan")
-    t = T_975[len(array) - 2] if len(array) - 2 < len(T_975) else 1.96
+    t = T_975[min(len(array) - 2, len(T_975) - 1)]
     return float(array.mean()), float(t * array.std(ddof=1) / np.sqrt(len(array)))
 
 
@@ -43,16 +45,16 @@ def finished_runs(experiment: Path) -> dict[int, Path]:
 
 def read(folder: Path) -> dict[str, float]:
     """The numbers of one run, by row name; NaN where a run has none."""
-    text = (folder / "summary.json").read_text()
-    summary = json.loads(text.replace("null", "NaN"))
+    summary = _defined(json.loads((folder / "summary.json").read_text()))
     numbers: dict[str, float] = {"seconds": summary["seconds"]}
     for name, key in GAINS.items():
         before, after = summary["before"][key], summary["after"][key]
         numbers |= {f"{name}, before": before, f"{name}, after": after, f"{name}, gain": after - before}
     test = summary["test"]["after"]
     for split in ("in_domain", "out_of_distribution"):
-        for name in ("brier", "brier_constant", "brier_start", "brier_start_constant"):
-            numbers[f"critic {name}, {split}"] = test[f"{split}/critic/{name}"]
+        for name in ("brier", "brier_start"):
+            brier, constant = test[f"{split}/critic/{name}"], test[f"{split}/critic/{name}_constant"]
+            numbers |= {f"critic {name}, {split}": brier, f"critic {name} below the best constant, {split}": constant - brier}
         for name in ("true_positive_rate", "true_negative_rate", "auc", "outcome_accuracy", "mu"):
             numbers[f"judge {name}, {split}"] = test[f"{split}/reward_model/{name}"]
         numbers[f"right-step rate, {split}"] = test[f"{split}/rollout/right_step_rate"]
@@ -61,6 +63,13 @@ def read(folder: Path) -> dict[str, float]:
     for name, key in AVERAGES.items():
         numbers[f"{name} (training mean)"] = float(np.mean([float(row[key]) for row in rows if row.get(key)]))
     return numbers | {"accepted": summary["accepted_tasks"], "proposed": summary["proposed_tasks"]}
+
+
+def _defined(value: Any) -> Any:
+    """A number that a run could not define is null in JSON and NaN here."""
+    if isinstance(value, dict):
+        return {key: _defined(item) for key, item in value.items()}
+    return float("nan") if value is None else value
 
 
 def main() -> None:
@@ -87,7 +96,7 @@ def main() -> None:
 
 def _cell(values: Sequence[float]) -> str:
     mean, half = interval(values)
-    return f"{mean:.3f} ± {half:.3f}"
+    return f"{mean:.3f} ± {half:.3f} (least {min(values):.3f})"
 
 
 def _difference(base: dict[int, dict[str, float]], other: dict[int, dict[str, float]], row: str) -> str:

@@ -80,7 +80,7 @@ def test_a_restored_state_goes_on_as_if_nothing_had_happened(tmp_path: Path):
     assert restored.pool.held_out == data.pool.held_out
 
 
-@pytest.mark.parametrize("adapter", [ParametricAdapter(), ParametricAdapter(max_proposals=2), FreshTasks(0.0, 1.0)])
+@pytest.mark.parametrize("adapter", [ParametricAdapter(), ParametricAdapter(max_proposals=2), FreshTasks()])
 def test_held_out_tasks_never_enter_and_every_iteration_rolls_out_as_many(adapter):
     data = make(adapter=adapter, tasks_per_iteration=5, pool_size=10, validation_tasks=20, test_tasks=40)
     forbidden = {task_id for group in held_out(data) for task_id in group}

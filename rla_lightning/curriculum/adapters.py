@@ -173,29 +173,21 @@ class FreshTasks:
 
     def __init__(
         self,
-        difficulty_low: float,
-        difficulty_high: float,
         replace: Literal["all", "out_of_band"] = "all",
         low: float = 0.2,
         high: float = 0.8,
     ) -> None:
-        """Configure what is replaced; give the difficulties that the pool was made with.
+        """Configure what is replaced.
 
         Args:
-            difficulty_low: lower end of the uniform range of difficulties.
-            difficulty_high: upper end of it.
             replace: `all` tasks that were rolled out, or only those `out_of_band`.
             low: lower end of the band of success rates.
             high: upper end of it.
         """
-        if not 0.0 <= difficulty_low <= difficulty_high <= 1.0:
-            raise ConfigError(f"need 0 <= difficulty_low <= difficulty_high <= 1, got {difficulty_low} and {difficulty_high}")
-        if not 0.0 <= low <= high <= 1.0:
-            raise ConfigError(f"need 0 <= low <= high <= 1, got {low} and {high}")
+        if not 0.0 <= low < high <= 1.0:
+            raise ConfigError(f"need 0 <= low < high <= 1, got {low} and {high}")
         if replace not in ("all", "out_of_band"):
             raise ConfigError(f"replace must be 'all' or 'out_of_band', got '{replace}'")
-        self.difficulty_low = difficulty_low
-        self.difficulty_high = difficulty_high
         self.replace = replace
         self.low = low
         self.high = high
@@ -212,9 +204,7 @@ class FreshTasks:
         if not leaving:
             return
         taken = {task.id for task in pool.slots}.difference(leaving) | {proposal.task.id for proposal in pool.pending}
-        fresh = sample_distinct(
-            environment, len(leaving), key, self.difficulty_low, self.difficulty_high, is_taken=taken.__contains__
-        )
+        fresh = sample_distinct(environment, len(leaving), key, *pool.difficulty, is_taken=taken.__contains__)
         pool.replace_slots(leaving, fresh)
 
     def _leaves(self, item: TaskFeedback) -> bool:

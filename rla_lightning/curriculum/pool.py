@@ -38,6 +38,9 @@ class TaskRecord:
     reason: str = ""  # why it was decided so
     critique: str = ""  # the text feedback that asked for the rewrite
     predicted_success: float | None = None  # the critic's prediction when it was chosen
+    critic_value: float | None = None  # its prediction before the latest rollouts
+    p_plus: float | None = None  # share of +1 among the judge's votes on the latest successes
+    p_minus: float | None = None  # share of -1 among its votes on the latest failures
     proposed_epoch: int = 0  # the first epoch that may roll it out
     decided_epoch: int | None = None  # the epoch whose rollouts decided
 
@@ -81,13 +84,20 @@ def sample_distinct(
 class TaskPool:
     """A fixed number of active tasks, each with its lineage, and the proposals that may replace them."""
 
-    def __init__(self, tasks: Sequence[Task], max_rerolls: int = 1, held_out: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        max_rerolls: int = 1,
+        held_out: frozenset[str] = frozenset(),
+        difficulty: tuple[float, float] = (0.0, 1.0),
+    ) -> None:
         """Start from given tasks, one slot each.
 
         Args:
             tasks: the first active tasks, ids distinct.
             max_rerolls: extra iterations that an undecided proposal gets before it is dropped.
             held_out: ids of evaluation tasks, which never enter the pool.
+            difficulty: range of fresh tasks.
         """
         if not tasks:
             raise ConfigError("a task pool needs at least 1 task")
@@ -95,6 +105,7 @@ class TaskPool:
             raise ConfigError(f"max_rerolls must not be negative, got {max_rerolls}")
         self.max_rerolls = max_rerolls
         self.held_out = held_out
+        self.difficulty = difficulty
         self.epoch = 0  # of the next rollouts = bookings so far
         self._records: dict[str, TaskRecord] = {}  # in the order of arrival
         self._pending: list[str] = []  # oldest first
@@ -118,7 +129,7 @@ class TaskPool:
     ) -> TaskPool:
         """A pool of `number` distinct tasks sampled from the environment."""
         tasks = sample_distinct(environment, number, seed_key, difficulty_low, difficulty_high, held_out.__contains__)
-        return cls(tasks, max_rerolls, held_out)
+        return cls(tasks, max_rerolls, held_out, (difficulty_low, difficulty_high))
 
     # What the pool holds
 
@@ -313,14 +324,19 @@ class TaskPool:
             if item.verdict is not None and task_id not in self._pending:
                 raise ValueError(f"verdict on task '{task_id}', which is not a pending proposal")
 
-    def _book_active(self, item: TaskFeedback) -> None:
+    def _noted(self, item: TaskFeedback) -> TaskRecord:
+        """The task's record with what the critic and the judge made of the latest rollouts."""
         record = self._records[item.task.id]
+        return replace(record, critic_value=item.critic_value, p_plus=item.p_plus, p_minus=item.p_minus)
+
+    def _book_active(self, item: TaskFeedback) -> None:
+        record = self._noted(item)
         if item.rollouts > 0:  # every rollout may have ended in an error of the environment
             record = replace(record, successes=item.successes, rollouts=item.rollouts)
         self._records[item.task.id] = replace(record, rolls=record.rolls + 1)
 
     def _book_proposal(self, item: TaskFeedback, verdict: Verdict) -> None:
-        record = self._records[item.task.id]
+        record = self._noted(item)
         successes, rollouts = record.verdict_successes + item.successes, record.verdict_rollouts + item.rollouts
         reason = ""
         if verdict == "UNDECIDED" and record.rolls >= self.max_rerolls:

@@ -219,9 +219,9 @@ def test_parametric_adapter_refuses_settings_that_cannot_work(setting: dict) -> 
 def test_fresh_tasks_replaces_all_or_only_those_out_of_the_band() -> None:
     tasks = [make(level) for level in (20, 50, 80, 90)]
     for replace, kept in [("all", {"ladder-90-0"}), ("out_of_band", {"ladder-50-0", "ladder-90-0"})]:
-        pool = TaskPool(tasks)
+        pool = TaskPool(tasks, difficulty=(0.2, 0.4))
         feedback = booked(pool, *(TaskFeedback(t, s, 8, None) for t, s in zip(tasks, (8, 4, 0), strict=False)))
-        FreshTasks(0.2, 0.4, replace).adapt(Ladder(), pool, feedback, constant, "k")
+        FreshTasks(replace).adapt(Ladder(), pool, feedback, constant, "k")
         assert {t.id for t in pool.slots} & {t.id for t in tasks} == kept
         assert all(t.difficulty <= 0.4 for t in pool.slots if t.id not in kept)
         assert (len(pool.slots), pool.proposed, pool.pending) == (4, 0, ())
@@ -231,17 +231,15 @@ def test_fresh_tasks_goes_on_in_a_space_that_it_has_seen_in_full() -> None:
     pool = TaskPool.fresh(Ladder(layouts=1), 20, "k", 0.0, 0.25)  # 26 tasks exist
     for epoch in range(20):
         feedback = booked(pool, *(TaskFeedback(t, 0, 8, None) for t in pool.draw(10, str(epoch)).active))
-        FreshTasks(0.0, 0.25).adapt(Ladder(layouts=1), pool, feedback, constant, str(epoch))
+        FreshTasks().adapt(Ladder(layouts=1), pool, feedback, constant, str(epoch))
         assert len({t.id for t in pool.slots}) == 20
     assert len(pool.records) == 26
 
 
-@pytest.mark.parametrize(
-    "setting", [{"difficulty_low": 0.9}, {"difficulty_high": 2.0}, {"replace": "some"}, {"low": 0.9}, {"high": 0.1}]
-)
+@pytest.mark.parametrize("setting", [{"replace": "some"}, {"low": 0.9}, {"high": 0.1}])
 def test_fresh_tasks_refuses_settings_that_cannot_work(setting: dict) -> None:
     with pytest.raises(ConfigError):
-        FreshTasks(**{"difficulty_low": 0.2, "difficulty_high": 0.4, **setting})
+        FreshTasks(**setting)
 
 
 def roll_out(pool: TaskPool, epoch: int) -> tuple[TaskFeedback, ...]:
@@ -318,7 +316,7 @@ def test_yaml_names_adapters_by_class_path() -> None:
     jsonargparse = pytest.importorskip("jsonargparse")
     parser = jsonargparse.ArgumentParser(exit_on_error=False)
     parser.add_argument("--adapter", type=TaskAdapter | None)
-    for name, init in [("ParametricAdapter", {"candidates": 7}), ("FreshTasks", {"difficulty_low": 0.1, "difficulty_high": 0.2})]:
+    for name, init in [("ParametricAdapter", {"candidates": 7}), ("FreshTasks", {"replace": "out_of_band"})]:
         config = {"class_path": f"rla_lightning.curriculum.adapters.{name}", "init_args": init}
         adapter = parser.instantiate_classes(parser.parse_object({"adapter": config})).adapter
         assert type(adapter).__name__ == name
