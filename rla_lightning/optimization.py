@@ -12,10 +12,10 @@ import lightning as L
 import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from rla_lightning.algorithm.losses import LossOutput
 from rla_lightning.distributed import sum_over_ranks, world_size
+from rla_lightning.models.sharding import full_tensor
 from rla_lightning.settings import UpdateSettings
 from rla_lightning.updates import Piece, ValuePiece
 
@@ -64,7 +64,7 @@ def optimize(
             if reduced.get("tokens", reduced.get("samples")) == 0:  # an optimizer with momentum would still move
                 warnings.warn(f"a step of the {name} update has no token to train on: {_tasks(step)}", stacklevel=2)
                 continue
-            norm = float(_full(nn.utils.clip_grad_norm_(parameters, settings.max_grad_norm)))
+            norm = float(full_tensor(nn.utils.clip_grad_norm_(parameters, settings.max_grad_norm)))
             if not (math.isfinite(reduced["loss"]) and math.isfinite(norm)):
                 raise FloatingPointError(
                     f"the {name} update is not finite (loss {reduced['loss']}, gradient norm {norm}); "
@@ -114,7 +114,3 @@ def _backward(
 
 def _tasks(pieces: Sequence[AnyPiece]) -> str:
     return ", ".join(dict.fromkeys(task for piece in pieces for task in piece.task_ids))
-
-
-def _full(norm: Tensor) -> Tensor:
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm

@@ -6,6 +6,7 @@ passed in, so that a YAML file names it once. `data.adapter: null` is the static
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from rla_lightning.algorithm.acceptance import trigger
 from rla_lightning.curriculum.pool import TaskPool, TaskRecord, sample_distinct
 from rla_lightning.environments.base import Environment
 from rla_lightning.types import ConfigError, Direction, Proposal, Task, TaskFeedback
+
+logger = logging.getLogger(__name__)
 
 Predict = Callable[[Sequence[Task]], list[float]]  # the critic's success probability of each task
 
@@ -147,8 +150,12 @@ class ParametricAdapter:
         self, environment: Environment, pool: TaskPool, task: Task, direction: Direction, key: str
     ) -> tuple[Task, ...]:
         rng = Random(f"{key}/vary/{task.id}")
-        varied = {candidate.id: candidate for candidate in environment.vary(task, direction, rng, self.candidates)}
-        usable = [c for c in varied.values() if not pool.knows(c.id) and environment.validate(c, task) is None]
+        try:
+            varied = {candidate.id: candidate for candidate in environment.vary(task, direction, rng, self.candidates)}
+            usable = [c for c in varied.values() if not pool.knows(c.id) and environment.validate(c, task) is None]
+        except Exception as error:  # of somebody's environment: the task stays as it is, the run goes on
+            logger.warning("task %s could not be rewritten: %s: %s", task.id, type(error).__name__, error)
+            return ()
         rng.shuffle(usable)
         return tuple(usable)
 

@@ -80,9 +80,20 @@ def build_backbone(
         model = auto_class.from_config(tiny_config(spec.tiny, tokenizer), dtype=dtype)
     else:
         model = _from_pretrained(auto_class.from_pretrained, spec, dtype=dtype, use_safetensors=True)
+    _without_dropout(model)
     if spec.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model
+
+
+def _without_dropout(model: PreTrainedModel) -> None:
+    """Switch off the dropout that comes with pretrained configurations: old and new log-probs must come from one function."""
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if "dropout" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
 
 
 def tiny_config(spec: TinySpec, tokenizer: PreTrainedTokenizerBase) -> PretrainedConfig:

@@ -65,7 +65,7 @@ class ShardedStrategy(ModelParallelStrategy):
             return super().optimizer_state(optimizer)
         content = optimizer.state_dict()
         content["state"] = {
-            index: {name: _full(value).cpu() if isinstance(value, Tensor) else value for name, value in state.items()}
+            index: {name: full_tensor(value).cpu() if isinstance(value, Tensor) else value for name, value in state.items()}
             for index, state in content["state"].items()
         }
         return content
@@ -123,7 +123,7 @@ def decoder_blocks(model: nn.Module) -> Iterator[nn.Module]:
 
 def unsharded_state(model: nn.Module) -> dict[str, Tensor]:
     """Every weight and persistent buffer in full, on every rank."""
-    return {name: _full(tensor).detach() for name, tensor in model.state_dict().items()}
+    return {name: full_tensor(tensor).detach() for name, tensor in model.state_dict().items()}
 
 
 @torch.no_grad()
@@ -142,7 +142,7 @@ def sync_replica(replica: nn.Module, model: nn.Module) -> None:
     if different:
         raise ValueError(f"the replica is not a copy of the model: only one of them has {different[0]!r}")
     for name, tensor in source.items():
-        target[name].copy_(_full(tensor))
+        target[name].copy_(full_tensor(tensor))
     _COMPLETE[replica] = ref(model)
 
 
@@ -150,7 +150,7 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
-def _full(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 

@@ -216,6 +216,18 @@ def test_parametric_adapter_refuses_settings_that_cannot_work(setting: dict) -> 
         ParametricAdapter(**setting)
 
 
+def test_a_task_whose_rewrite_fails_stays_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Ladder):
+        def vary(self, task, direction, rng, number):
+            raise OSError("no paper")
+
+    pool = TaskPool([make(20), make(50)])
+    feedback = booked(pool, TaskFeedback(make(20), 8, 8, None))
+    ParametricAdapter().adapt(Broken(), pool, feedback, constant, "k")
+    assert pool.pending == ()
+    assert "task ladder-20-0 could not be rewritten: OSError: no paper" in caplog.text
+
+
 def test_fresh_tasks_replaces_all_or_only_those_out_of_the_band() -> None:
     tasks = [make(level) for level in (20, 50, 80, 90)]
     for replace, kept in [("all", {"ladder-90-0"}), ("out_of_band", {"ladder-50-0", "ladder-90-0"})]:

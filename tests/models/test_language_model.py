@@ -3,9 +3,11 @@ from pathlib import Path
 import pytest
 import torch
 from peft import PeftModel
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from rla_lightning.models.language_model import LoadedModel, load_language_model, load_trainable_state, trainable_state
 from rla_lightning.models.specs import LanguageModelSpec, LoraSpec, TinySpec
+from rla_lightning.models.tokenizer import environment_tokenizer
 from rla_lightning.types import ConfigError
 
 WORDS = [f"w{index}" for index in range(20)]
@@ -96,3 +98,15 @@ def test_state_round_trip_and_the_first_difference_is_named() -> None:
     with pytest.raises(ConfigError, match=rf"{norm}.*\(7,\).*\(16,\)"):
         load_trainable_state(target, {**state, norm: torch.zeros(7)})
     assert all(torch.equal(before[name], tensor) for name, tensor in trainable_state(target).items())
+
+
+def test_dropout_of_a_pretrained_configuration_is_off(tmp_path: Path) -> None:
+    """Otherwise the first ratio would not be 1."""
+    config = AutoConfig.for_model("gpt2", vocab_size=20, n_embd=16, n_layer=1, n_head=2, n_positions=16)
+    assert config.resid_pdrop == 0.1
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    environment_tokenizer(["a", "b"]).save_pretrained(tmp_path)
+    model = load_language_model(LanguageModelSpec(path=str(tmp_path)), (), "k").model
+    assert model.training
+    ids = torch.tensor([[1, 2, 3, 4]])
+    assert torch.equal(model(input_ids=ids).logits, model(input_ids=ids).logits)
