@@ -20,17 +20,15 @@ from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
 
 from rla_lightning.algorithm.acceptance import posterior, threshold
-from rla_lightning.algorithm.losses import LossOutput, policy_loss, value_loss
 from rla_lightning.algorithm.precision import count_votes
 from rla_lightning.curriculum.critiques import template_critique
 from rla_lightning.distributed import failing_together, from_first, share, unshare
 from rla_lightning.environments.base import Environment
 from rla_lightning.measure import GroupValues, iteration_metrics, learning_signal, measure, on_fixed_steps
-from rla_lightning.models.language_model import load_language_model, trainable_state
+from rla_lightning.models.language_model import trainable_state
 from rla_lightning.models.sharding import shard, sync_replica
 from rla_lightning.models.specs import LanguageModelSpec, ValueModelSpec
-from rla_lightning.models.value_model import load_value_model
-from rla_lightning.optimization import averages, optimize
+from rla_lightning.optimization import averages, update_language_model, update_value_model
 from rla_lightning.rollout.collect import require_played
 from rla_lightning.rollout.formats import (
     CompactCriticFormat,
@@ -40,9 +38,7 @@ from rla_lightning.rollout.formats import (
     JudgeFormat,
     PolicyFormat,
 )
-from rla_lightning.rollout.logprobs import response_logprobs
-from rla_lightning.rollout.players import Formats, Players, Progress, no_progress
-from rla_lightning.rollout.sampler import TransformersSampler
+from rla_lightning.rollout.players import Formats, Progress, load_players, no_progress
 from rla_lightning.settings import (
     AcceptanceSettings,
     ClippedUpdateSettings,
@@ -64,9 +60,7 @@ from rla_lightning.types import (
 )
 from rla_lightning.updates import (
     GroupCredit,
-    Piece,
     TaskSample,
-    ValuePiece,
     assign_credit,
     iteration_result,
     judge_samples,
@@ -276,28 +270,7 @@ class ClosedLoop(L.LightningModule):
         self.progress(f"updating {name}", 0, 1, float("nan"))
         model, temperature = getattr(self, name), self.rollout.temperature
         steps = pieces(samples, settings, Random(f"{key}/{name}"), self._pad_ids[name], self.device)
-        with torch.no_grad():  # the same forward at the same shapes as below: the first ratio is exactly 1
-            old = {id(piece): response_logprobs(model, piece.batch, temperature)[0] for step in steps for piece in step}
-
-        def loss(piece: Piece) -> LossOutput:
-            batch = piece.batch
-            logprobs, entropy = response_logprobs(model, batch, temperature, with_entropy=True)
-            output = policy_loss(
-                logprobs,
-                old[id(piece)],
-                batch.advantages,
-                batch.response_mask,
-                denominator=piece.denominator,
-                clip_range=settings.clip_range,
-                kl_coef=settings.kl_coef,
-                ent_coef=settings.ent_coef,
-                entropy=entropy,
-                weights=batch.weights,
-            )
-            gap = ((old[id(piece)] - piece.sampler_logprobs).abs() * batch.response_mask).sum()
-            return LossOutput(output.loss, {**output.metrics, "sampler_gap": gap})
-
-        sums = optimize(self, name, self._optimizers[name], steps, loss, settings, settings.target_kl)
+        sums = update_language_model(self, name, model, self._optimizers[name], steps, settings, temperature)
         self.tokens_trained += int(sums.get("tokens", 0))
         used = {"samples": min(len(samples), settings.max_samples)}
         return {f"{name}/{metric}": value for metric, value in {**used, **averages(sums)}.items()}
@@ -308,16 +281,9 @@ class ClosedLoop(L.LightningModule):
         if "critic" not in self._optimizers or not samples:
             return {}
         self.progress("updating critic", 0, 1, float("nan"))
-        critic = self.critic
-        assert critic is not None
         steps = value_pieces(samples, self.critic_update, Random(f"{key}/critic"), self._pad_ids["critic"], self.device)
-
-        def loss(piece: ValuePiece) -> LossOutput:
-            batch = piece.batch
-            logits = critic(batch.input_ids, batch.attention_mask)
-            return value_loss(logits, batch.outcomes, denominator=piece.denominator, weights=batch.weights)
-
-        sums = optimize(self, "critic", self._optimizers["critic"], steps, loss, self.critic_update)
+        assert self.critic is not None
+        sums = update_value_model(self, self.critic, self._optimizers["critic"], steps, self.critic_update)
         return {f"critic/{metric}": value for metric, value in averages(sums).items()}
 
     # Evaluation
@@ -378,27 +344,23 @@ class ClosedLoop(L.LightningModule):
         """Build the models once; under a device mesh shard them and keep unsharded copies to sample from."""
         if self.policy is not None:
             return
-        words = self.environment.vocabulary()
-        policy = load_language_model(self.policy_spec, words, f"{self.seed}/policy")
-        reward_model = load_language_model(self.reward_model_spec, words, f"{self.seed}/reward_model")
-        critic = load_value_model(self.critic_spec, words, f"{self.seed}/critic")
-        self.policy, self.reward_model, self.critic = policy.model, reward_model.model, critic.model
-        tokenizers = (policy.tokenizer, reward_model.tokenizer, critic.tokenizer)
+        self.players = load_players(
+            self.environment,
+            self.policy_spec,
+            self.reward_model_spec,
+            self.critic_spec,
+            self.formats,
+            self.rollout,
+            self.seed,
+        )
+        players = self.players
+        self.policy, self.reward_model, self.critic = players.policy.model, players.reward_model.model, players.critic.model
+        tokenizers = (players.policy.tokenizer, players.reward_model.tokenizer, players.critic.tokenizer)
         self._pad_ids = {name: int(tokenizer.pad_token_id) for name, tokenizer in zip(MODELS, tokenizers, strict=True)}
         if self.device_mesh is not None:
             mesh = self.device_mesh["data_parallel"]
             for name in MODELS:
                 setattr(self, name, shard(deepcopy(getattr(self, name)), mesh))
-        self.players = Players(
-            self.environment,
-            policy,
-            reward_model,
-            critic,
-            TransformersSampler(policy.model, policy.tokenizer, self.rollout.sampler_tokens),
-            TransformersSampler(reward_model.model, reward_model.tokenizer, self.rollout.sampler_tokens),
-            self.formats,
-            self.rollout,
-        )
         if self._trainer is not None:  # before any work: callbacks may train for minutes in on_fit_start
             self.players.check_context(self.trainer.datamodule.tasks)  # type: ignore[attr-defined]
 

@@ -1,4 +1,4 @@
-"""The one update loop of policy, reward model and critic."""
+"""The updates of policy, reward model and critic, all by one loop."""
 
 from __future__ import annotations
 
@@ -13,13 +13,65 @@ import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
 
-from rla_lightning.algorithm.losses import LossOutput
+from rla_lightning.algorithm.losses import LossOutput, policy_loss, value_loss
 from rla_lightning.distributed import sum_over_ranks, world_size
 from rla_lightning.models.sharding import full_tensor
-from rla_lightning.settings import UpdateSettings
+from rla_lightning.rollout.logprobs import response_logprobs
+from rla_lightning.settings import ClippedUpdateSettings, UpdateSettings
 from rla_lightning.updates import Piece, ValuePiece
 
 AnyPiece = TypeVar("AnyPiece", Piece, ValuePiece)
+
+
+def update_language_model(
+    module: L.LightningModule,
+    name: str,
+    model: nn.Module,
+    optimizer: LightningOptimizer,
+    steps: Sequence[Sequence[Piece]],
+    settings: ClippedUpdateSettings,
+    temperature: float,
+) -> dict[str, float]:
+    """Clipped policy-gradient update of the policy or the reward model; the sums of `optimize`."""
+    with torch.no_grad():  # the same forward at the same shapes as below: the first ratio is exactly 1
+        old = {id(piece): response_logprobs(model, piece.batch, temperature)[0] for step in steps for piece in step}
+
+    def loss(piece: Piece) -> LossOutput:
+        batch = piece.batch
+        logprobs, entropy = response_logprobs(model, batch, temperature, with_entropy=True)
+        output = policy_loss(
+            logprobs,
+            old[id(piece)],
+            batch.advantages,
+            batch.response_mask,
+            denominator=piece.denominator,
+            clip_range=settings.clip_range,
+            kl_coef=settings.kl_coef,
+            ent_coef=settings.ent_coef,
+            entropy=entropy,
+            weights=batch.weights,
+        )
+        gap = ((old[id(piece)] - piece.sampler_logprobs).abs() * batch.response_mask).sum()
+        return LossOutput(output.loss, {**output.metrics, "sampler_gap": gap})
+
+    return optimize(module, name, optimizer, steps, loss, settings, settings.target_kl)
+
+
+def update_value_model(
+    module: L.LightningModule,
+    model: nn.Module,
+    optimizer: LightningOptimizer,
+    steps: Sequence[Sequence[ValuePiece]],
+    settings: UpdateSettings,
+) -> dict[str, float]:
+    """Fit the predicted success to the verified outcomes; the sums of `optimize`."""
+
+    def loss(piece: ValuePiece) -> LossOutput:
+        batch = piece.batch
+        logits = model(batch.input_ids, batch.attention_mask)
+        return value_loss(logits, batch.outcomes, denominator=piece.denominator, weights=batch.weights)
+
+    return optimize(module, "critic", optimizer, steps, loss, settings)
 
 
 def optimize(

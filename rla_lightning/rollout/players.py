@@ -10,13 +10,14 @@ import numpy as np
 import torch
 
 from rla_lightning.environments.base import Environment
-from rla_lightning.models.language_model import LoadedModel
-from rla_lightning.models.value_model import LoadedValueModel
+from rla_lightning.models.language_model import LoadedModel, load_language_model
+from rla_lightning.models.specs import LanguageModelSpec, ValueModelSpec
+from rla_lightning.models.value_model import LoadedValueModel, load_value_model
 from rla_lightning.rollout.batching import make_value_batch, split_by_budget
 from rla_lightning.rollout.collect import Progress, collect, describe_error, judge
 from rla_lightning.rollout.explorer import Explorer
 from rla_lightning.rollout.formats import CriticFormat, JudgeFormat, PolicyFormat
-from rla_lightning.rollout.sampler import Sampler, evaluating
+from rla_lightning.rollout.sampler import Sampler, TransformersSampler, evaluating
 from rla_lightning.settings import RolloutSettings
 from rla_lightning.types import ConfigError, RolloutGroup, Task
 
@@ -155,3 +156,28 @@ class Players:
                 predicted[rows] = self.critic.model.success_probability(batch.input_ids, batch.attention_mask).cpu().numpy()
         index = {prompt: row for row, prompt in enumerate(unique)}
         return predicted[[index[prompt] for prompt in prompts]]
+
+
+def load_players(
+    environment: Environment,
+    policy: LanguageModelSpec,
+    reward_model: LanguageModelSpec,
+    critic: ValueModelSpec,
+    formats: Formats,
+    settings: RolloutSettings,
+    seed: int,
+) -> Players:
+    """Build or load the three models, on the CPU, with samplers in this process."""
+    words = environment.vocabulary()
+    actor = load_language_model(policy, words, f"{seed}/policy")
+    judging = load_language_model(reward_model, words, f"{seed}/reward_model")
+    return Players(
+        environment=environment,
+        policy=actor,
+        reward_model=judging,
+        critic=load_value_model(critic, words, f"{seed}/critic"),
+        policy_sampler=TransformersSampler(actor.model, actor.tokenizer, settings.sampler_tokens),
+        judge_sampler=TransformersSampler(judging.model, judging.tokenizer, settings.sampler_tokens),
+        formats=formats,
+        settings=settings,
+    )
