@@ -19,7 +19,7 @@ class TrajectoryLog(L.Callback):
 
     Args:
         every_n_epochs: epochs between two files of trajectories.
-        max_groups: tasks per file, the first of the iteration; null writes all.
+        max_groups: tasks per file, at equal distances in the iteration (proposals come last); null writes all.
     """
 
     def __init__(self, every_n_epochs: int = 5, max_groups: int | None = 4) -> None:
@@ -67,7 +67,10 @@ def trajectory_rows(
 ) -> list[dict[str, Any]]:
     """JSON rows of the rollouts of an iteration."""
     rows = []
-    for index, group in enumerate(result.groups[:max_groups]):
+    number = len(result.groups)
+    stride = 1 if max_groups is None else max(1, -(-number // max_groups))
+    for index in range(0, number, stride):
+        group = result.groups[index]
         for g, trajectory in enumerate(group.trajectories):
             unknown = (None,) * len(trajectory.steps)  # no credit where the environment failed
             votes = group.judgments[g] if group.judgments else ((),) * len(trajectory.steps)

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -107,9 +108,12 @@ def test_a_group_without_judgments_keeps_its_steps():
     assert (step["scores"], step["reward"], step["advantage"], step["value"]) == ([], -1.0, 0.0, 0.125)
 
 
-def test_max_groups_takes_the_first():
+def test_max_groups_are_spread_over_the_iteration():
     assert [row["rollout"] for row in rows()] == [0, 1, 2, 0]
     assert [row["rollout"] for row in rows(1)] == [0, 1, 2]
+    twice = {name: getattr(RESULT, name) * 2 for name in ("groups", "rewards", "advantages", "values")}
+    four = trajectory_rows(replace(RESULT, **twice), 2, TOKENIZER, TOKENIZER)
+    assert [row["rollout"] for row in four] == [0, 1, 2, 0, 1, 2]  # groups 0 and 2, which is group 0 again
 
 
 def test_every_n_epochs(make_loop, train, tmp_path):
