@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import re
 import sys
@@ -137,6 +138,7 @@ def main(args: list[str] | None = None) -> None:
     _keep_freed_memory()
     for message in HARMLESS_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_no_adverts)
     try:
         RlaCLI(
             ClosedLoop,
@@ -164,6 +166,10 @@ def main(args: list[str] | None = None) -> None:
         if known is None:
             raise
         _fail(str(known))
+
+
+def _no_adverts(record: logging.LogRecord) -> bool:
+    return "💡 Tip" not in record.getMessage()
 
 
 def _fail(message: str) -> NoReturn:
