@@ -16,6 +16,7 @@ from rla_lightning.cli import main
 from rla_lightning.runs import discard_unused, last_checkpoint, logged_rows, new_run_folder
 
 EPOCHS = 4
+SEED = "4"  # one with proposals of every kind where the runs are killed; the first test checks that
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -63,6 +64,7 @@ def assert_same_run(a: Path, b: Path) -> None:
 
 def start(experiment: str, workspace: Path, *more: str, epochs: int = EPOCHS) -> list[str]:
     place = ["--config", str(workspace / "run.yaml"), "--runs", str(workspace / "runs"), "--experiment", experiment]
+    place += ["--seed_everything", SEED]
     return ["fit", *place, *more, "--trainer.max_epochs", str(epochs)]
 
 
