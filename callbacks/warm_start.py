@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from rla_lightning.models.language_model import load_trainable_state, trainable_state
+from rla_lightning.models.language_model import load_trainable_state, local_seed, trainable_state
 from rla_lightning.models.muon import muon_and_adamw
 from rla_lightning.models.sharding import unsharded_state
 from rla_lightning.module import ClosedLoop
@@ -104,7 +104,8 @@ class WarmStart(L.Callback):
             ("reward_model", lessons.judge, self.judge_updates),
         ):
             if updates > 0 and getattr(pl_module, f"{name}_spec").path is None:
-                self._teach(trainer, pl_module, name, samples, updates)
+                with local_seed(f"{pl_module.seed}/warm start/{name}", pl_module.device):  # of dropout on adapters
+                    self._teach(trainer, pl_module, name, samples, updates)
         pl_module.sync_players()
 
     def lessons(self, players: Players, difficulty: tuple[float, float], held_out: frozenset[str], seed: int) -> Lessons:

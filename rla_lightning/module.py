@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from rla_lightning.algorithm.acceptance import posterior, threshold
 from rla_lightning.algorithm.precision import count_votes
 from rla_lightning.curriculum.critiques import template_critique
-from rla_lightning.distributed import failing_together, from_first, share, unshare
+from rla_lightning.distributed import failing_together, from_first, rank, share, unshare
 from rla_lightning.environments.base import Environment
 from rla_lightning.measure import GroupValues, iteration_metrics, learning_signal, measure, on_fixed_steps
-from rla_lightning.models.language_model import trainable_state
+from rla_lightning.models.language_model import local_seed, trainable_state
 from rla_lightning.models.sharding import shard, sync_replica
 from rla_lightning.models.specs import LanguageModelSpec, ValueModelSpec
 from rla_lightning.optimization import averages, update_language_model, update_value_model
@@ -170,7 +170,7 @@ class ClosedLoop(L.LightningModule):
         credits = [assign_credit(g, self.reward, value) for g, value in zip(groups, values, strict=True)]
         trained = [i for i, group in enumerate(groups) if verdicts.get(group.task.id, "ACCEPT") == "ACCEPT"]
         kept, credit = [groups[i] for i in trained], [credits[i] for i in trained]
-        with self._timed("update"):
+        with self._timed("update"), local_seed(f"{key}/update/{rank()}", self.device):  # of dropout on adapters
             updates = self._update_policy(kept, credit, key)
             updates |= self._update_reward_model(kept, credit, key)
             updates |= self._update_critic(groups, key)  # all: accepted proposals alone are selected by their outcomes

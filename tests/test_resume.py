@@ -158,6 +158,16 @@ def test_a_resumed_run_is_resumed(workspace: Path, uninterrupted: Path) -> None:
     assert [row["step"] for row in rows if "env/proposed" in row] == ["1", "2"]
 
 
+def test_dropout_on_adapters_does_not_depend_on_what_was_drawn_before(workspace: Path) -> None:
+    dropout = ["--model.policy.lora.rank", "2", "--model.policy.lora.dropout", "0.5"]
+    main(start("dropout", workspace, *dropout))
+    main(start("resumed", workspace, *dropout, epochs=2))
+    torch.rand(7)
+    main(start("resumed", workspace, *dropout, "--ckpt_path", "last"))
+    whole, resumed = (workspace / "runs" / name for name in ("dropout/version_0", "resumed/version_1"))
+    assert_same_run(resumed, whole)
+
+
 def test_one_seed_gives_one_run_and_two_seeds_give_two(workspace: Path, uninterrupted: Path) -> None:
     main(start("again", workspace))
     assert_same_run(workspace / "runs" / "again" / "version_0", uninterrupted)

@@ -20,7 +20,7 @@ from rla_lightning.types import ConfigError, Direction, Proposal, Task, TaskFeed
 
 logger = logging.getLogger(__name__)
 
-Predict = Callable[[Sequence[Task]], list[float]]  # the critic's success probability of each task
+Predict = Callable[[Sequence[Task]], list[float]]  # the critic's success probability of each task, NaN: cannot be played
 
 
 class TaskAdapter(Protocol):
@@ -172,7 +172,8 @@ class ParametricAdapter:
             expected = anchored_success(parent.successes, parent.rollouts, before, after)
             return not moves, abs(expected - self.target)
 
-        return sorted(rewrite.candidates, key=badness)
+        playable = [task for task in rewrite.candidates if not math.isnan(predictions[task.id])]
+        return [] if math.isnan(before) else sorted(playable, key=badness)
 
 
 class FreshTasks:

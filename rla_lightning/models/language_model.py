@@ -47,7 +47,7 @@ def load_language_model(spec: LanguageModelSpec, words: Sequence[str], seed_key:
         seed_key: random weights are a function of this string alone; torch's global generator is left as it was.
     """
     tokenizer = load_tokenizer(spec, words)
-    with local_seed(seed_key):
+    with local_seed(seed_key), torch.device("cpu"):
         model = build_backbone(spec, tokenizer, AutoModelForCausalLM)
         wrapped = add_lora(model, spec.lora, "CAUSAL_LM") if spec.lora else model
     model.generation_config.pad_token_id = tokenizer.pad_token_id
@@ -141,11 +141,11 @@ def add_lora(model: PreTrainedModel, spec: LoraSpec, task_type: str) -> PeftMode
 
 
 @contextmanager
-def local_seed(seed_key: str) -> Iterator[None]:
-    """Draw on the CPU from a seed made of the string, then put torch's generator back."""
+def local_seed(seed_key: str, device: torch.device | None = None) -> Iterator[None]:
+    """Draw from a seed made of the string, then put torch's generators of the CPU and the device back."""
     seed = int.from_bytes(sha256(seed_key.encode()).digest()[:8], "big") % 2**63
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        torch.default_generator.manual_seed(seed)
+    with torch.random.fork_rng(devices=[device] if device is not None and device.type == "cuda" else []):
+        torch.manual_seed(seed)
         yield
 
 

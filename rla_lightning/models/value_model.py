@@ -70,7 +70,7 @@ def load_value_model(spec: ValueModelSpec, words: Sequence[str], seed_key: str) 
         seed_key: random weights are a function of this string alone; torch's global generator is left as it was.
     """
     tokenizer = load_tokenizer(spec, words)
-    with local_seed(seed_key):
+    with local_seed(seed_key), torch.device("cpu"):
         backbone = build_backbone(spec, tokenizer, AutoModel)
         config = backbone.config.get_text_config()
         encoder = add_lora(backbone, spec.lora, "FEATURE_EXTRACTION") if spec.lora else backbone

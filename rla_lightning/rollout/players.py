@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -122,7 +123,7 @@ class Players:
                     )
 
     def predict(self, tasks: Sequence[Task]) -> list[float]:
-        """The critic's success probability of each task before the first action; 0 where the environment fails."""
+        """The critic's success probability of each task before the first action; NaN where the environment fails."""
         prompts: dict[int, tuple[int, ...]] = {}
         for index, task in enumerate(tasks):
             try:
@@ -132,7 +133,7 @@ class Players:
                 continue
             prompts[index] = self.formats.critic.prompt(self.critic.tokenizer, description, (), observation)
         predicted = dict(zip(prompts, self.values(list(prompts.values())).tolist(), strict=True))
-        return [predicted.get(index, 0.0) for index in range(len(tasks))]
+        return [predicted.get(index, math.nan) for index in range(len(tasks))]
 
     def state_values(self, group: RolloutGroup) -> list[np.ndarray]:
         """Predicted success probability before each step of the group, [G] arrays of [K]."""

@@ -216,6 +216,17 @@ def test_parametric_adapter_refuses_settings_that_cannot_work(setting: dict) -> 
         ParametricAdapter(**setting)
 
 
+def test_candidates_that_cannot_be_played_are_not_proposed() -> None:
+    pool = TaskPool([make(20), make(50)])
+    feedback = booked(pool, TaskFeedback(make(20), 8, 8, None))
+
+    def broken(tasks):
+        return [0.9 if task.id == "ladder-20-0" else math.nan for task in tasks]
+
+    ParametricAdapter().adapt(Ladder(), pool, feedback, broken, "k")
+    assert pool.pending == ()
+
+
 def test_a_task_whose_rewrite_fails_stays_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Ladder):
         def vary(self, task, direction, rng, number):
