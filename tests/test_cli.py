@@ -75,6 +75,9 @@ BAD_VALUES = {  # option: value, words of the message
     "--trainer.accelerator": ("gpu", ["gpu"]),
     "--trainer.gradient_clip_val": (1.0, ["trainer.gradient_clip_val 1.0", "max_grad_norm"]),
     "--trainer.accumulate_grad_batches": (2, ["trainer.accumulate_grad_batches 2"]),
+    "--trainer.max_steps": (5, ["trainer.max_steps 5", "max_epochs"]),
+    "--trainer.precision": ("16-mixed", ["trainer.precision 16-mixed", "bf16-mixed"]),
+    "--model.rollout.num_judgments  ": (1, ["rollout.num_judgments is 1"]),
     "--trainer.reload_dataloaders_every_n_epochs": (0, ["reload_dataloaders_every_n_epochs must be 1, got 0"]),
     "--trainer.use_distributed_sampler": ("true", ["use_distributed_sampler must be False, got True"]),
     "--seed_everything": ("true", ["seed_everything must be a number, got true"]),
@@ -200,6 +203,7 @@ def test_evaluation_needs_no_checkpoint(rla: Rla, options: list[str]) -> None:
         (("--model.policy.tiny.layers", 2), ["another architecture", "policy.model.layers.1."]),
         (("--model.critic.lora.rank", 2), ["another architecture", "critic.encoder"]),
         (("--data.environment.init_args.rooms", 9), ["another architecture", "embed_tokens"]),
+        (("--seed_everything", 7), ["a run with seed_everything 0", "this run has 7"]),
         (("--model.policy_optimizer", "null"), ["trained policy, reward_model, critic", "reward_model, critic"]),
     ],
 )

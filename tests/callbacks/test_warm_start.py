@@ -236,6 +236,15 @@ def test_a_resumed_run_is_left_alone(make_loop, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_pretrained_model_is_left_alone(make_loop):
+    loop = make_loop()
+    before = weights(loop)
+    loop.policy_spec = SimpleNamespace(path="org/name")
+    after = start(loop, None)
+    assert same(before, after, "policy")
+    assert not same(before, after, "reward_model")
+
+
 def test_zero_updates_leave_a_model_alone(make_loop):
     before = weights(make_loop())
     after = start(make_loop(), None, policy_updates=0)
