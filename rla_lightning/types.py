@@ -14,8 +14,9 @@ from typing import Any, Literal
 Direction = Literal["harder", "easier"]
 Verdict = Literal["ACCEPT", "REJECT", "UNDECIDED"]
 Split = Literal["in_domain", "out_of_distribution"]
+Purpose = Literal["train", "validation", "test"]  # validation tunes, test is reported
 CompletionStop = Literal["EOS", "TRUNCATED"]  # TRUNCATED: max_new_tokens reached without an end token
-TrajectoryStop = Literal["DONE", "MAX_TURNS", "ENV_ERROR"]
+TrajectoryStop = Literal["DONE", "MAX_TURNS", "TRUNCATED", "ENV_ERROR"]  # TRUNCATED: the next prompt outgrew the context
 
 WON = 1.0
 LOST = -1.0
@@ -40,6 +41,7 @@ class Task:
     root_id: str  # the sampled task that this one descends from (itself for a fresh task)
     parent_id: str | None = None
     version: int = 0  # rewrites since the root
+    kind: str = ""  # what sort of task, for numbers per kind
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from random import Random
 
-from rla_lightning.types import Direction, ExpertAction, Observation, Split, StepLabel, Task, Transition
+from rla_lightning.types import Direction, ExpertAction, Observation, Purpose, Split, StepLabel, Task, Transition
 
 
 class Episode(ABC):
@@ -48,6 +48,27 @@ class Environment(ABC):
     def start(self, task: Task) -> Episode:
         """A new episode of the task; equal tasks give equal episodes."""
 
+    def corpus(self, purpose: Purpose, split: Split) -> Sequence[Task]:
+        """Every task there is for a purpose, where tasks are a fixed set; empty where `sample` makes new ones.
+
+        The tasks of different purposes and splits are disjoint; nothing is trained on but `("train", "in_domain")`.
+        """
+        del purpose, split
+        return ()
+
+    def step_all(self, episodes: Sequence[Episode], actions: Sequence[str]) -> list[Transition | Exception]:
+        """One action in each of several episodes; an exception ends only the episode that raised it.
+
+        Override it where episodes can be played side by side.
+        """
+        results: list[Transition | Exception] = []
+        for episode, action in zip(episodes, actions, strict=True):
+            try:
+                results.append(episode.step(action))
+            except Exception as error:
+                results.append(error)
+        return results
+
     def vary(self, task: Task, direction: Direction, rng: Random, number: int) -> Sequence[Task]:
         """Up to `number` rewritten candidates, already meant to be harder or easier than `task`."""
         del task, direction, rng, number
@@ -57,6 +78,24 @@ class Environment(ABC):
         """The problem that forbids using the task (unsolvable, equal to its parent, ...), or None."""
         del task, parent
         return None
+
+    def rewrite_prompt(self, task: Task, direction: Direction, critique: str, successes: int, rollouts: int) -> str | None:
+        """What a rewriter language model is asked, to make the task harder or easier; None when it cannot be rewritten.
+
+        Args:
+            task: to be rewritten.
+            direction: where to.
+            critique: text feedback on its rollouts, may be "".
+            successes: of its latest rollouts.
+            rollouts: how many they were.
+        """
+        del task, direction, critique, successes, rollouts
+        return None
+
+    def apply_rewrite(self, task: Task, answer: str) -> Task | str:
+        """The rewritten task that a rewriter's answer stands for, or what is wrong with the answer."""
+        del task, answer
+        return "This environment cannot be rewritten by text."
 
     def describe(self, task: Task) -> str:
         """The task in short, for the critic and the rewriter; vocabulary words for tiny models."""
