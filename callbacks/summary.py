@@ -145,6 +145,9 @@ def _print_table(summary: dict[str, Any], folder: Path) -> None:
         table.add_column(column)
     for key in KEYS:
         table.add_row(key, f"{summary['before'][key]:.3f}", f"{summary['after'][key]:.3f}")
+    before, after = summary["test"]["before"], summary["test"]["after"]
+    for name in sorted(name for name in after if "/rollout/success_rate/" in name):  # per kind of task
+        table.add_row(name.replace("/rollout/success_rate/", ", "), f"{before[name]:.3f}", f"{after[name]:.3f}")
     console = Console()
     console.print(table)
     console.print(f"accepted {summary['accepted_tasks']} of {summary['proposed_tasks']} proposed tasks")

@@ -21,11 +21,13 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.strategies import ModelParallelStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from rich.console import Console
 
 from rla_lightning.datamodule import EnvironmentDataModule
+from rla_lightning.evaluation import evaluation_table
 from rla_lightning.module import ClosedLoop
 from rla_lightning.runs import ReplayMetrics, check_checkpoint, discard_unused, last_checkpoint, new_run_folder, process_rank
-from rla_lightning.types import ConfigError, EpisodesFailedError
+from rla_lightning.types import ConfigError, EpisodesFailedError, Purpose
 
 HARMLESS_WARNINGS = (
     ".*Experiment logs directory .* exists and is not empty",  # the run folder is ours and new
@@ -117,15 +119,17 @@ class RlaCLI(LightningCLI):
         return kwargs
 
     def after_validate(self) -> None:
-        self._print_metrics()
+        self._print_metrics("validation")
 
     def after_test(self) -> None:
-        self._print_metrics()
+        self._print_metrics("test")
 
-    def _print_metrics(self) -> None:
+    def _print_metrics(self, purpose: Purpose) -> None:
         if self.trainer.is_global_zero:
-            for name, value in sorted(self.trainer.logged_metrics.items()):
-                print(f"{name}: {float(value):.4g}")
+            metrics = {name: float(value) for name, value in self.trainer.logged_metrics.items()}
+            for name, value in sorted(metrics.items()):
+                print(f"{name}: {value:.4g}")
+            Console().print(evaluation_table(purpose, metrics, self.datamodule.evaluation_sets(purpose)))
 
     def _run_subcommand(self, subcommand: str) -> None:
         with _unused_folder_discarded(self.run_folder):

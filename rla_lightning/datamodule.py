@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from random import Random
 from typing import Any
 
@@ -11,9 +12,10 @@ from torch.utils.data import DataLoader
 
 from rla_lightning.curriculum.adapters import Predict, TaskAdapter
 from rla_lightning.curriculum.pool import TaskPool
+from rla_lightning.curriculum.selection import choose_from_corpus
 from rla_lightning.environments.base import Environment
 from rla_lightning.settings import require
-from rla_lightning.types import ConfigError, EvaluationSet, Split, Task, TaskBatch, TaskFeedback
+from rla_lightning.types import ConfigError, EvaluationSet, Purpose, Split, Task, TaskBatch, TaskFeedback
 
 SPLITS: tuple[Split, ...] = ("in_domain", "out_of_distribution")
 
@@ -32,11 +34,11 @@ class EnvironmentDataModule(L.LightningDataModule):
         environment: makes, plays and rewrites tasks; the model uses the same one.
         adapter: rewrites the pool after each iteration; null keeps the tasks fixed.
         tasks_per_iteration: tasks rolled out in one iteration, proposals included.
-        pool_size: slots of active tasks.
+        pool_size: slots of active tasks; null: all training tasks, where they are a fixed set.
         difficulty_low: lowest difficulty of fresh tasks, in [0, 1].
         difficulty_high: highest difficulty of fresh tasks, in [0, 1].
-        validation_tasks: held-out tasks per split for tuning.
-        test_tasks: held-out tasks per split for the reported numbers.
+        validation_tasks: held-out tasks per split for tuning; null: all there are, where they are a fixed set.
+        test_tasks: held-out tasks per split for the reported numbers; null: likewise.
         max_rerolls: further iterations in which an undecided proposal is rolled out.
         seed: of task generation; evaluation tasks do not depend on it.
     """
@@ -46,40 +48,41 @@ class EnvironmentDataModule(L.LightningDataModule):
         environment: Environment,
         adapter: TaskAdapter | None = None,
         tasks_per_iteration: int = 24,
-        pool_size: int = 96,
+        pool_size: int | None = 96,
         difficulty_low: float = 0.0,
         difficulty_high: float = 1.0,
-        validation_tasks: int = 64,
-        test_tasks: int = 320,
+        validation_tasks: int | None = 64,
+        test_tasks: int | None = 320,
         max_rerolls: int = 1,
         seed: int = 0,
     ) -> None:
         super().__init__()
         require(tasks_per_iteration >= 1, f"data.tasks_per_iteration must be at least 1, got {tasks_per_iteration}")
         require(
-            pool_size >= 2 * tasks_per_iteration or (adapter is None and pool_size >= tasks_per_iteration),
-            f"data.pool_size {pool_size} is too small for data.tasks_per_iteration {tasks_per_iteration}: parents of pending "
-            "proposals are not drawn, so an adapter needs twice as many slots",
-        )
-        require(
             0 <= difficulty_low <= difficulty_high <= 1,
             f"data.difficulty_low and data.difficulty_high must satisfy 0 <= low <= high <= 1, "
             f"got {difficulty_low} and {difficulty_high}",
         )
         for name, value in (("validation_tasks", validation_tasks), ("test_tasks", test_tasks)):
-            require(value >= 1, f"data.{name} must be at least 1, got {value}: an empty task set evaluates nothing")
+            require(
+                value is None or value >= 1, f"data.{name} must be at least 1, got {value}: an empty task set evaluates nothing"
+            )
         require(max_rerolls >= 0, f"data.max_rerolls must not be negative, got {max_rerolls}")
         self.environment = environment
         self.adapter = adapter
         self.tasks_per_iteration = tasks_per_iteration
         self.difficulty = (difficulty_low, difficulty_high)
-        self.evaluation_sizes = {"validation": validation_tasks, "test": test_tasks}
+        self.evaluation_sizes: dict[Purpose, int | None] = {"validation": validation_tasks, "test": test_tasks}
         self.seed = seed
         self.epoch = 0
-        self._evaluation_sets: dict[str, tuple[EvaluationSet, ...]] = {}
+        self._adapter_statistics: dict[str, float] = {}  # of its latest work
+        self._evaluation_sets: dict[Purpose, tuple[EvaluationSet, ...]] = {}
+        if pool_size is not None:  # before all games of a fixed set are read
+            self._check_pool_size(pool_size)
         self.pool = TaskPool.fresh(
             environment, pool_size, f"{seed}/pool", difficulty_low, difficulty_high, max_rerolls, self._held_out_ids()
         )
+        self._check_pool_size(len(self.pool.slots))
 
     def train_dataloader(self) -> DataLoader[TaskBatch]:
         batch = self.pool.draw(self.tasks_per_iteration, f"{self.seed}/draw/{self.epoch}")
@@ -95,7 +98,7 @@ class EnvironmentDataModule(L.LightningDataModule):
         del device, dataloader_idx
         return batch  # tasks are plain data; tensors are made where they are used
 
-    def evaluation_sets(self, purpose: str) -> tuple[EvaluationSet, ...]:
+    def evaluation_sets(self, purpose: Purpose) -> tuple[EvaluationSet, ...]:
         """The held-out tasks of `validation` or `test`: the same in every run, disjoint from each other."""
         if purpose not in self._evaluation_sets:
             self._evaluation_sets[purpose] = tuple(self._held_out(purpose, split) for split in SPLITS)
@@ -112,10 +115,15 @@ class EnvironmentDataModule(L.LightningDataModule):
         self.pool.book(feedback)
         if self.adapter is not None:
             self.adapter.adapt(self.environment, self.pool, feedback, predict, f"{self.seed}/adapt/{self.epoch}")
+            self._adapter_statistics = self.adapter.statistics()
         self.epoch += 1
 
+    def statistics(self) -> dict[str, float]:
+        """What is logged about the tasks after an iteration; a restored state has the same."""
+        return self.pool.statistics() | self._adapter_statistics
+
     def state_dict(self) -> dict[str, Any]:
-        return {"pool": self.pool.state(), "epoch": self.epoch}
+        return {"pool": self.pool.state(), "epoch": self.epoch, "adapter_statistics": self._adapter_statistics}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         rerolls = self.pool.max_rerolls
@@ -127,17 +135,37 @@ class EnvironmentDataModule(L.LightningDataModule):
             f"the checkpoint trained on task {leaked}, which is held out here: resume with the run's own environment, "
             "data.validation_tasks, data.test_tasks and difficulties",
         )
-        self.epoch = state_dict["epoch"]
+        self.epoch, self._adapter_statistics = state_dict["epoch"], state_dict["adapter_statistics"]
 
     def _held_out_ids(self) -> frozenset[str]:
         sets = self.evaluation_sets("validation") + self.evaluation_sets("test")
         return frozenset(task.id for evaluation_set in sets for task in evaluation_set.tasks)
 
-    def _held_out(self, purpose: str, split: Split) -> EvaluationSet:
+    def _held_out(self, purpose: Purpose, split: Split) -> EvaluationSet:
+        taken: set[str] = set()
+        if purpose == "test":
+            taken = {task.id for task in self.evaluation_sets("validation")[SPLITS.index(split)].tasks}
+        is_fixed_set = bool(self.environment.corpus(purpose, split))
+        tasks = (self._held_out_of_corpus if is_fixed_set else self._held_out_samples)(purpose, split, taken)
+        return EvaluationSet(split, tuple(tasks))
+
+    def _held_out_of_corpus(self, purpose: Purpose, split: Split, taken: AbstractSet[str]) -> list[Task]:
+        number, key = self.evaluation_sizes[purpose], f"held-out/{purpose}/{split}"
+        tasks = choose_from_corpus(self.environment, purpose, split, number, key, lambda task: task.id not in taken)
+        if len(tasks) < (number or 1):
+            raise ConfigError(
+                f"{self.environment.name} has only {len(tasks)} {split} tasks for {purpose}; "
+                f"data.{purpose}_tasks asks for {number or 'all'}"
+            )
+        return tasks
+
+    def _held_out_samples(self, purpose: Purpose, split: Split, taken: AbstractSet[str]) -> list[Task]:
         number = self.evaluation_sizes[purpose]
-        taken = (
-            {task.id for task in self.evaluation_sets("validation")[SPLITS.index(split)].tasks} if purpose == "test" else set()
-        )
+        if number is None:
+            raise ConfigError(
+                f"data.{purpose}_tasks null stands for all {split} tasks of a fixed set, which {self.environment.name} "
+                "does not have: give a number"
+            )
         tasks: dict[str, Task] = {}
         low, high = self.difficulty
         for attempt in range(20 * number):
@@ -146,12 +174,20 @@ class EnvironmentDataModule(L.LightningDataModule):
             if task.id not in taken and self.environment.validate(task) is None:
                 tasks.setdefault(task.id, task)
             if len(tasks) == number:
-                return EvaluationSet(split, tuple(tasks.values()))
+                return list(tasks.values())
         raise ConfigError(
             f"{self.environment.name} gave only {len(tasks)} distinct {split} tasks; data.{purpose}_tasks asks for {number}"
         )
 
-    def _evaluation_loaders(self, purpose: str) -> list[DataLoader[EvaluationSet]]:
+    def _check_pool_size(self, size: int) -> None:
+        drawn = self.tasks_per_iteration
+        require(
+            size >= 2 * drawn or (self.adapter is None and size >= drawn),
+            f"data.pool_size {size} is too small for data.tasks_per_iteration {drawn}: parents of pending "
+            "proposals are not drawn, so an adapter needs twice as many slots",
+        )
+
+    def _evaluation_loaders(self, purpose: Purpose) -> list[DataLoader[EvaluationSet]]:
         return [
             DataLoader([tasks], batch_size=1, collate_fn=_first)  # type: ignore[arg-type]
             for tasks in self.evaluation_sets(purpose)

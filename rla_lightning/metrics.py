@@ -19,20 +19,23 @@ from rla_lightning.types import Judgment, RolloutGroup, Step, Trajectory
 
 
 class RolloutMetrics(Metric):
-    """How the policy's rollouts went: success_rate, invalid_action_rate, mean_turns, env_error_rate, right_step_rate.
+    """How the policy's rollouts went.
 
-    right_step_rate is the share of steps that the ground truth labels +1, among labelled ones.
+    mean_turns_won is that of won rollouts, truncated_rate the share of rollouts that outgrew the context, right_step_rate
+    the share of steps that the ground truth labels +1, among labelled ones.
     """
 
     full_state_update = False
     trajectories: Tensor
     errors: Tensor
     successes: Tensor
+    truncated: Tensor
     steps: Tensor
+    steps_won: Tensor
     invalid: Tensor
     labelled: Tensor
     right: Tensor
-    _COUNTS = ("trajectories", "errors", "successes", "steps", "invalid", "labelled", "right")
+    _COUNTS = ("trajectories", "errors", "successes", "truncated", "steps", "steps_won", "invalid", "labelled", "right")
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -41,13 +44,16 @@ class RolloutMetrics(Metric):
     def update(self, groups: Sequence[RolloutGroup]) -> None:
         counts: Counter[str] = Counter()
         for group in groups:
-            steps = [step for trajectory in group.valid_trajectories for step in trajectory.steps]
+            rollouts = group.valid_trajectories
+            steps = [step for trajectory in rollouts for step in trajectory.steps]
             labels = [step.label.score for step in steps if step.label is not None]
             counts.update(
                 trajectories=group.rollouts,
                 errors=len(group.trajectories) - group.rollouts,
                 successes=group.successes,
+                truncated=sum(trajectory.stop_reason == "TRUNCATED" for trajectory in rollouts),
                 steps=len(steps),
+                steps_won=sum(len(trajectory.steps) for trajectory in rollouts if trajectory.is_won),
                 invalid=sum(not step.is_valid for step in steps),
                 labelled=len(labels),
                 right=labels.count(1),
@@ -59,9 +65,57 @@ class RolloutMetrics(Metric):
             "success_rate": self.successes / self.trajectories,
             "invalid_action_rate": self.invalid / self.steps,
             "mean_turns": self.steps / self.trajectories,
+            "mean_turns_won": self.steps_won / self.successes,
+            "truncated_rate": self.truncated / self.trajectories,
             "env_error_rate": self.errors / (self.trajectories + self.errors),
             "right_step_rate": self.right / self.labelled,
         }
+
+
+class SuccessBreakdown(Metric):
+    """Success on evaluation tasks by kind and, with several samples of each, its spread.
+
+    Pass j is sample j of every task; success_rate_std is the standard deviation of the passes' success rates
+    (n - 1 in the denominator).
+    """
+
+    full_state_update = False
+    kind_rollouts: Tensor  # [kinds]
+    kind_successes: Tensor
+    pass_rollouts: Tensor  # [samples]
+    pass_successes: Tensor
+
+    def __init__(self, kinds: Sequence[str], samples: int, **kwargs: Any) -> None:
+        """Args:
+        kinds: of all evaluation tasks, so that every process has the same numbers, whatever its share.
+        samples: rollouts of each task.
+        kwargs: of torchmetrics.
+        """
+        super().__init__(**kwargs)
+        self.kinds = tuple(kinds)
+        for name, length in (("kind", len(self.kinds)), ("pass", samples)):
+            for count in ("rollouts", "successes"):
+                self.add_state(f"{name}_{count}", default=torch.zeros(length, dtype=torch.long), dist_reduce_fx="sum")
+
+    def update(self, groups: Sequence[RolloutGroup]) -> None:
+        by_kind = torch.zeros(2, len(self.kinds), dtype=torch.long)  # rollouts, successes
+        by_pass = torch.zeros(2, len(self.pass_rollouts), dtype=torch.long)
+        for group in groups:
+            if group.task.kind:
+                by_kind[:, self.kinds.index(group.task.kind)] += torch.tensor([group.rollouts, group.successes])
+            for sample in group.valid_indices:
+                by_pass[:, sample] += torch.tensor([1, int(group.trajectories[sample].is_won)])
+        device = self.kind_rollouts.device
+        by_kind, by_pass = by_kind.to(device), by_pass.to(device)
+        self.kind_rollouts, self.kind_successes = self.kind_rollouts + by_kind[0], self.kind_successes + by_kind[1]
+        self.pass_rollouts, self.pass_successes = self.pass_rollouts + by_pass[0], self.pass_successes + by_pass[1]
+
+    def compute(self) -> dict[str, Tensor]:
+        rates = self.kind_successes / self.kind_rollouts
+        by_kind = {f"success_rate/{kind}": rate for kind, rate in zip(self.kinds, rates, strict=True)}
+        if len(self.pass_rollouts) == 1:
+            return by_kind
+        return {"success_rate_std": (self.pass_successes / self.pass_rollouts).std(), **by_kind}
 
 
 class JudgeMetrics(Metric):

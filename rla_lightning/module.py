@@ -8,23 +8,20 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from functools import partial
 from random import Random
 from typing import Any
 
 import lightning as L
-import numpy as np
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
 
-from rla_lightning.algorithm.acceptance import posterior, threshold
-from rla_lightning.algorithm.precision import count_votes
-from rla_lightning.curriculum.critiques import template_critique
 from rla_lightning.distributed import failing_together, from_first, rank, share, unshare
 from rla_lightning.environments.base import Environment
-from rla_lightning.measure import GroupValues, iteration_metrics, learning_signal, measure, on_fixed_steps
+from rla_lightning.evaluation import evaluate
+from rla_lightning.feedback import decide, task_feedback
+from rla_lightning.measure import GroupValues, iteration_metrics, learning_signal
 from rla_lightning.models.language_model import local_seed, trainable_state
 from rla_lightning.models.sharding import shard, sync_replica
 from rla_lightning.models.specs import LanguageModelSpec, ValueModelSpec
@@ -51,12 +48,11 @@ from rla_lightning.types import (
     ConfigError,
     EvaluationSet,
     IterationResult,
-    Proposal,
+    Purpose,
     RolloutGroup,
     Task,
     TaskBatch,
     TaskFeedback,
-    Verdict,
 )
 from rla_lightning.updates import (
     GroupCredit,
@@ -68,7 +64,6 @@ from rla_lightning.updates import (
     policy_samples,
     value_pieces,
     value_samples,
-    votes_of,
 )
 
 MODELS = ("policy", "reward_model", "critic")
@@ -166,7 +161,7 @@ class ClosedLoop(L.LightningModule):
         with self._timed("judge"):
             groups = self._judge(groups, key)
         values = self._values(groups)
-        verdicts = self._verdicts(batch.proposals, groups[len(batch.active) :])
+        verdicts = decide(batch.proposals, groups[len(batch.active) :], self.acceptance)
         credits = [assign_credit(g, self.reward, value) for g, value in zip(groups, values, strict=True)]
         trained = [i for i, group in enumerate(groups) if verdicts.get(group.task.id, "ACCEPT") == "ACCEPT"]
         kept, credit = [groups[i] for i in trained], [credits[i] for i in trained]
@@ -175,7 +170,7 @@ class ClosedLoop(L.LightningModule):
             updates |= self._update_reward_model(kept, credit, key)
             updates |= self._update_critic(groups, key)  # all: accepted proposals alone are selected by their outcomes
         self.iteration += 1
-        feedback = [self._task_feedback(group, value, verdicts) for group, value in zip(groups, values, strict=True)]
+        feedback = [task_feedback(g, value, verdicts, self.acceptance) for g, value in zip(groups, values, strict=True)]
         metrics = iteration_metrics(groups, values, len(batch.active)) | learning_signal(kept) | updates
         self._finish_iteration(metrics, feedback)
         return {"result": iteration_result(int(self.iteration), feedback, groups, credits, values, metrics)}
@@ -187,7 +182,7 @@ class ClosedLoop(L.LightningModule):
         self.progress("adapting tasks", 0, 1, float("nan"))
         datamodule.adapt(self._feedback, lambda tasks: from_first(self.players.predict(tasks)))
         self._feedback = []
-        self.log_dict({f"env/{name}": value for name, value in datamodule.pool.statistics().items()}, batch_size=1)
+        self.log_dict({f"env/{name}": value for name, value in datamodule.statistics().items()}, batch_size=1)
         self.log("step", float(self.iteration), batch_size=1)
 
     def _roll_out(self, tasks: Sequence[Task], key: str) -> list[RolloutGroup]:
@@ -207,36 +202,6 @@ class ClosedLoop(L.LightningModule):
 
     def _values(self, groups: Sequence[RolloutGroup]) -> list[GroupValues]:
         return unshare([self.players.state_values(group) for group in share(groups)])
-
-    def _verdicts(self, proposals: Sequence[Proposal], groups: Sequence[RolloutGroup]) -> dict[str, Verdict]:
-        settings = self.acceptance
-        rule = threshold if settings.rule == "threshold" else partial(posterior, level=settings.level)
-        return {
-            proposal.task.id: rule(
-                proposal.direction,
-                proposal.parent_successes,
-                proposal.parent_rollouts,
-                proposal.successes + group.successes,
-                proposal.rollouts + group.rollouts,
-                low=settings.low,
-                high=settings.high,
-            )
-            for proposal, group in zip(proposals, groups, strict=True)
-        }
-
-    def _task_feedback(self, group: RolloutGroup, values: GroupValues, verdicts: dict[str, Verdict]) -> TaskFeedback:
-        votes = count_votes(*votes_of(group))
-        starts = [value[0] for value in values if len(value)]
-        return TaskFeedback(
-            task=group.task,
-            successes=group.successes,
-            rollouts=group.rollouts,
-            critic_value=float(np.mean(starts)) if starts else None,
-            critiques=template_critique(group, self.acceptance.high),
-            p_plus=votes.p_plus,
-            p_minus=votes.p_minus,
-            verdict=verdicts.get(group.task.id),
-        )
 
     def _finish_iteration(self, metrics: dict[str, float], feedback: list[TaskFeedback]) -> None:
         """Step the schedulers, log on the iteration axis, keep the feedback for `adapt`."""
@@ -310,31 +275,16 @@ class ClosedLoop(L.LightningModule):
     def on_test_epoch_end(self) -> None:
         self.log("step", float(self.iteration), batch_size=1)
 
-    def evaluate(self, batch: EvaluationSet, purpose: str) -> dict[str, float]:
-        """Success, judge and critic metrics on held-out tasks, sampled at the training temperature.
-
-        The reward model is judged on fixed steps, those of a scripted agent on the same tasks (as in the paper, where a
-        frozen one's accuracy does not move with the policy), and on the policy's own as `reward_model_on_policy`. The
-        draws are the same at every call, so differences come from the models.
-        """
+    def evaluate(self, batch: EvaluationSet, purpose: Purpose) -> dict[str, float]:
+        """Metrics on held-out tasks; the same draws at every call."""
         self.sync_players()
-        key = f"{self.seed}/evaluate/{purpose}/{batch.split}"
-        with failing_together():
-            mine = self.players.play(
-                share(batch.tasks),
-                self.rollout.eval_samples,
-                key,
-                max_turns=self.rollout.eval_max_turns,
-                with_labels=True,
-                progress=lambda stage, *rest: self.progress(f"{purpose} {batch.split}: {stage}", *rest),
-            )
-            mine = self.players.judge(mine, key)
-            values = [self.players.state_values(group) for group in mine]
-            fixed = self.players.judge(self.players.explore(share(batch.tasks), f"explore/{batch.split}"), f"{key}/fixed")
-        metrics = measure(mine, values, self.device)
-        return on_fixed_steps(metrics, fixed, self.device)
 
-    def _log_evaluation(self, purpose: str, batch: EvaluationSet) -> None:
+        def progress(stage: str, done: int, total: int, success_rate: float) -> None:
+            self.progress(f"{purpose} {batch.split}: {stage}", done, total, success_rate)
+
+        return evaluate(self.players, batch, f"{self.seed}/evaluate/{purpose}/{batch.split}", self.device, progress)
+
+    def _log_evaluation(self, purpose: Purpose, batch: EvaluationSet) -> None:
         metrics = {f"{purpose}/{batch.split}/{name}": value for name, value in self.evaluate(batch, purpose).items()}
         self.log_dict(metrics, batch_size=len(batch.tasks), add_dataloader_idx=False)
 

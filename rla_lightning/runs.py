@@ -16,7 +16,6 @@ import lightning as L
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from rla_lightning.curriculum.pool import TaskPool
 from rla_lightning.datamodule import EnvironmentDataModule
 from rla_lightning.module import ClosedLoop
 from rla_lightning.types import ConfigError
@@ -95,9 +94,9 @@ def check_checkpoint(path: Path, weights_only: bool) -> None:
         raise ConfigError(f"ckpt_path {str(path)!r} is not a checkpoint of a run: it has no {min(missing)!r}")
 
 
-def _task_metrics(pool: TaskPool) -> dict[str, float]:
+def _task_metrics(datamodule: EnvironmentDataModule) -> dict[str, float]:
     """What the module logs about the tasks, in the precision in which Lightning logs."""
-    return {f"env/{name}": torch.tensor(value).item() for name, value in pool.statistics().items()}
+    return {f"env/{name}": torch.tensor(value).item() for name, value in datamodule.statistics().items()}
 
 
 def logged_rows(metrics_file: Path, until: int) -> list[dict[str, float]]:
@@ -123,7 +122,7 @@ class ReplayMetrics(L.Callback):
         assert isinstance(datamodule, EnvironmentDataModule)
         if rows and not any("env/proposed" in row for row in rows if row["step"] == iteration):
             # killed after the checkpoint was saved and before the same epoch's row about the tasks was
-            rows.append({"step": iteration, **_task_metrics(datamodule.pool)})
+            rows.append({"step": iteration, **_task_metrics(datamodule)})
         for row in rows:
             step = int(row.pop("step"))
             for logger in trainer.loggers:

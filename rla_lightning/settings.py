@@ -32,7 +32,7 @@ class RolloutSettings:
         max_judge_tokens: limit of one judgment.
         max_turns: limit of turns in training, on top of the environment's own.
         eval_max_turns: the same for evaluation.
-        eval_samples: rollouts of each evaluation task.
+        eval_samples: rollouts of each evaluation task; with more than one, their spread is reported too.
         sampler_tokens: most tokens (prompts and answers, padded) decoded in one batch.
     """
 

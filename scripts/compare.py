@@ -58,6 +58,10 @@ def read(folder: Path) -> dict[str, float]:
         for name in ("true_positive_rate", "true_negative_rate", "auc", "outcome_accuracy", "mu"):
             numbers[f"judge {name}, {split}"] = test[f"{split}/reward_model/{name}"]
         numbers[f"right-step rate, {split}"] = test[f"{split}/rollout/right_step_rate"]
+        per_kind = f"{split}/rollout/success_rate/"
+        numbers |= {
+            f"success of {name.removeprefix(per_kind)}, {split}": test[name] for name in test if name.startswith(per_kind)
+        }
     with (folder / "metrics.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     for name, key in AVERAGES.items():
@@ -85,7 +89,8 @@ def main() -> None:
     for name, runs in found.items():
         table.add_column(f"{name}\nseeds {', '.join(map(str, sorted(runs)))}")
     (base, base_runs), *others = found.items()
-    for row in next(iter(base_runs.values())):
+    every_run = [run for runs in found.values() for run in runs.values()]
+    for row in (row for row in every_run[0] if all(row in run for run in every_run)):  # kinds of tasks may differ
         table.add_row(row, *(_cell([run[row] for run in runs.values()]) for runs in found.values()))
     for name in GAINS:
         cells = [_difference(base_runs, runs, f"{name}, after") for _, runs in others]

@@ -182,6 +182,121 @@ def test_evaluation_loaders_give_one_set_each():
         assert [list(loader) for loader in loaders] == [[tasks] for tasks in data.evaluation_sets(purpose)]
 
 
+# Fixed task sets
+
+
+ARCHIVED = {
+    ("train", "in_domain"): 40,
+    ("validation", "in_domain"): 8,
+    ("validation", "out_of_distribution"): 4,
+    ("test", "in_domain"): 6,
+    ("test", "out_of_distribution"): 5,
+}
+
+
+class Archive(Environment):
+    """Forty training tasks, eight and four to tune on, six and five that are reported; the names say which."""
+
+    name = "archive"
+
+    def __init__(self, *broken: str) -> None:
+        self.broken = broken
+
+    def sample(self, rng, difficulty, split="in_domain"):
+        raise AssertionError("there is nothing to sample")
+
+    def start(self, task):
+        raise NotImplementedError
+
+    def corpus(self, purpose, split):
+        number = ARCHIVED.get((purpose, split), 0)
+        return [Task(f"{purpose} {split} {n}", "archive", {"n": n}, n / number, f"{n}", kind="odd") for n in range(number)]
+
+    def validate(self, task, parent=None):
+        return "broken" if task.id in self.broken else None
+
+
+def archive(*broken: str, **options) -> EnvironmentDataModule:
+    sizes = {"tasks_per_iteration": 4, "pool_size": None, "validation_tasks": None, "test_tasks": None}
+    return EnvironmentDataModule(Archive(*broken), **{**sizes, **options})
+
+
+def test_null_takes_the_whole_of_every_fixed_set():
+    data = archive()
+    assert sorted(ids(data.pool.slots)) == sorted(f"train in_domain {n}" for n in range(40))
+    assert [sorted(group) for group in held_out(data)] == [
+        [f"validation in_domain {n}" for n in range(8)],
+        [f"validation out_of_distribution {n}" for n in range(4)],
+        [f"test in_domain {n}" for n in range(6)],
+        [f"test out_of_distribution {n}" for n in range(5)],
+    ]
+
+
+def test_a_number_takes_some_the_pool_by_seed_and_the_held_out_ones_not():
+    data, other = archive(pool_size=10, test_tasks=3), archive(pool_size=10, test_tasks=3, seed=1)
+    assert ids(archive().pool.slots)[:10] == ids(data.pool.slots)
+    assert len({*ids(data.pool.slots)}) == 10
+    assert set(ids(other.pool.slots)) != set(ids(data.pool.slots))
+    assert held_out(other) == held_out(data)
+    assert [len(group) for group in held_out(data)] == [8, 4, 3, 3]
+    assert [group[:3] for group in held_out(archive())[2:]] == held_out(data)[2:]
+
+
+def test_difficulties_bound_the_training_tasks_not_the_reported_ones():
+    data = archive(difficulty_low=0.25, difficulty_high=0.5)
+    assert sorted(task.spec["n"] for task in data.pool.slots) == list(range(10, 21))  # of 40
+    assert [len(group) for group in held_out(data)] == [8, 4, 6, 5]
+
+
+def test_the_tasks_of_a_fixed_set_are_validated():
+    data = archive("train in_domain 3", "validation in_domain 2")
+    assert "train in_domain 3" not in ids(data.pool.slots)
+    assert [len(group) for group in held_out(data)] == [7, 4, 6, 5]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pool_size": 41}, "'archive' has only 40 usable training tasks .* 41 asked for"),
+        (
+            {"validation_tasks": 5},
+            "archive has only 4 out_of_distribution tasks for validation; data.validation_tasks asks for 5",
+        ),
+        ({"test_tasks": 6}, "archive has only 5 out_of_distribution tasks for test; data.test_tasks asks for 6"),
+        ({"tasks_per_iteration": 41}, "data.pool_size 40 is too small for data.tasks_per_iteration 41"),
+        ({"tasks_per_iteration": 21, "adapter": ParametricAdapter()}, "data.pool_size 40 is too small .* twice as many"),
+    ],
+)
+def test_more_than_a_fixed_set_has_is_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        archive(**options)
+
+
+def test_a_pool_of_a_fixed_set_resumes():
+    data, restored = archive(adapter=FreshTasks(), pool_size=10), archive(adapter=FreshTasks(), pool_size=10)
+    for epoch in range(4):
+        if epoch == 2:
+            restored.load_state_dict(data.state_dict())
+        for module in (data, restored) if epoch >= 2 else (data,):
+            module.adapt([TaskFeedback(task, 8, 8, 0.5) for task in draw(module).active], predict)
+    assert restored.state_dict() == data.state_dict()
+    assert restored.pool.slots == data.pool.slots != archive(pool_size=10).pool.slots
+    assert len({*ids(data.pool.slots)}) == 10
+
+
+def test_what_the_adapter_counted_is_logged_and_survives_a_resume():
+    class Counting(FreshTasks):
+        def statistics(self):
+            return {"counted": 3.0}
+
+    data, restored = make(adapter=Counting()), make(adapter=Counting())
+    assert data.statistics() == data.pool.statistics()  # nothing was adapted yet
+    data.adapt([TaskFeedback(task, 4, 8, 0.5) for task in draw(data).active], predict)
+    assert data.statistics() == data.pool.statistics() | {"counted": 3.0}
+    restored.load_state_dict(data.state_dict())
+    assert restored.statistics() == data.statistics()
+
+
 # Settings
 
 
@@ -195,6 +310,9 @@ def test_evaluation_loaders_give_one_set_each():
         ({"difficulty_high": 1.5}, "got 0.0 and 1.5"),
         ({"validation_tasks": 0}, "data.validation_tasks must be at least 1, got 0"),
         ({"test_tasks": 0}, "data.test_tasks must be at least 1, got 0"),
+        ({"pool_size": None}, "'household' makes new tasks without end: give data.pool_size, not null"),
+        ({"validation_tasks": None}, "data.validation_tasks null stands for all in_domain tasks of a fixed set, which household"),
+        ({"test_tasks": None}, "data.test_tasks null stands for all in_domain tasks of a fixed set, which household"),
         ({"max_rerolls": -1}, "data.max_rerolls must not be negative, got -1"),
     ],
 )

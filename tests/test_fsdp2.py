@@ -44,9 +44,13 @@ class DumpPool(L.Callback):
         (self.folder / f"{trainer.current_epoch}-{rank()}.json").write_text(json.dumps(content))
 '''
 ENVIRONMENTS = '''
+from dataclasses import replace
+
 from corridor import CorridorEnvironment, Walk
 
 from rla_lightning.distributed import rank
+from rla_lightning.rollout.formats import CompactPolicyFormat
+from rla_lightning.types import ConfigError, Observation, Transition
 
 
 class FailsOnRank1(CorridorEnvironment):
@@ -54,6 +58,14 @@ class FailsOnRank1(CorridorEnvironment):
         if rank() == 1:
             raise OSError("the disk of process 1 is full")
         return super().start(task)
+
+
+class Kinds(CorridorEnvironment):
+    """Every task is of a kind of its own, so no two processes play the same ones."""
+
+    def sample(self, rng, difficulty, split="in_domain"):
+        task = super().sample(rng, difficulty, split)
+        return replace(task, kind=task.id)
 
 
 class TooLongOnRank1(CorridorEnvironment):
@@ -66,8 +78,14 @@ class TooLongOnRank1(CorridorEnvironment):
         return episode
 
     def _long(self, action):
-        from rla_lightning.types import Observation, Transition
         return Transition(Observation("you are in " * 200), done=False)
+
+
+class UnreadableOnRank1(CompactPolicyFormat):
+    def parse(self, text: str, observation: Observation) -> str | None:
+        if rank() == 1:
+            raise ConfigError(f"process 1 cannot read {text!r}")
+        return super().parse(text, observation)
 '''
 
 Rla = Callable[..., Any]
@@ -226,8 +244,9 @@ def test_from_one_process_to_two(base: Path, one: Path, tmp_path: Path) -> None:
 
 
 def test_more_processes_than_micro_batches_and_tasks(base: Path, tmp_path: Path) -> None:
-    """Odd numbers of micro-batches, one evaluation task for two processes, and an update that stops early."""
-    odd = ["--data.tasks_per_iteration", "3", "--data.test_tasks", "1", "--model.policy_update.token_budget", "100"]
+    """Odd numbers of micro-batches, one test task for two processes, other kinds in each, an update that stops early."""
+    kinds = ["--data.environment.class_path", "ranks_of_tests.Kinds", "--model.rollout.eval_samples", "3"]
+    odd = [*kinds, "--data.tasks_per_iteration", "3", "--data.test_tasks", "1", "--model.policy_update.token_budget", "100"]
     stops = ["--model.policy_update.target_kl", "1e-9", "--model.policy_update.update_epochs", "2"]
     main(start(base, "odd-1", 1, *odd, *stops))
     (code, out), _ = two_processes(start(base, "odd-2", 1, *odd, *stops), tmp_path / "log")
@@ -235,6 +254,8 @@ def test_more_processes_than_micro_batches_and_tasks(base: Path, tmp_path: Path)
     (stopped,) = [row["policy/stopped_early"] for row in numbers(folder(base, "odd-1")) if "policy/stopped_early" in row]
     assert stopped == 1
     assert_close(numbers(folder(base, "odd-1")), numbers(folder(base, "odd-2")))
+    success = "validation/in_domain/rollout/success_rate"
+    assert len({name for row in numbers(folder(base, "odd-2")) for name in row if name.startswith(success)}) == 2 + 2
 
 
 def with_environment(base: Path, tmp_path: Path, environment: str) -> list[str]:
@@ -245,13 +266,22 @@ def with_environment(base: Path, tmp_path: Path, environment: str) -> list[str]:
 
 
 def test_an_error_in_one_process_ends_both(base: Path, tmp_path: Path) -> None:
-    args = with_environment(base, tmp_path, "TooLongOnRank1")
+    args = with_environment(base, tmp_path, "CorridorEnvironment")
+    args += ["--model.policy_format", "ranks_of_tests.UnreadableOnRank1"]
     (code, out), (other_code, other) = two_processes(args, tmp_path / "log", timeout=30)
     assert (code, other_code) == (2, 2)
-    assert "exceeds the context" in other
+    assert "process 1 cannot read" in other
     assert "process 1 failed" in out
-    assert "exceeds the context" in out
+    assert "process 1 cannot read" in out
     assert "Traceback" not in out + other
+
+
+def test_rollouts_that_outgrow_the_context_in_one_process_are_lost_only(base: Path, tmp_path: Path) -> None:
+    args = with_environment(base, tmp_path, "TooLongOnRank1")
+    codes = [code for code, _ in two_processes([*args, "--trainer.max_epochs", "1"], tmp_path / "log", timeout=60)]
+    assert codes == [0, 0]
+    rows = numbers(tmp_path / "runs" / "ranks" / "version_0")
+    assert [row["rollout/truncated_rate"] for row in rows if "rollout/truncated_rate" in row] == [0.5]
 
 
 def test_an_environment_that_fails_in_one_process_costs_its_rollouts_only(base: Path, tmp_path: Path) -> None:

@@ -44,6 +44,8 @@ def test_what_one_iteration_saw():
         "rollout/success_rate": pytest.approx(1 / 3),
         "rollout/invalid_action_rate": pytest.approx(1 / 5),
         "rollout/mean_turns": pytest.approx(5 / 3),
+        "rollout/mean_turns_won": 2.0,
+        "rollout/truncated_rate": 0.0,
         "rollout/env_error_rate": pytest.approx(1 / 4),
         # won steps: ++- +++ +++ --+ give 9 of 12 votes +1; lost steps: --+ -?? --- give 6 of 7 parsed votes -1
         "reward_model/p_plus": pytest.approx(9 / 12),

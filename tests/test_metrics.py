@@ -1,10 +1,11 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from rla_lightning.metrics import CriticMetrics, JudgeMetrics, RolloutMetrics, area_under_roc
+from rla_lightning.metrics import CriticMetrics, JudgeMetrics, RolloutMetrics, SuccessBreakdown, area_under_roc
 from rla_lightning.types import (
     LOST,
     WON,
@@ -70,10 +71,79 @@ def test_rollout_metrics() -> None:
             "success_rate": 1 / 3,
             "invalid_action_rate": 1 / 6,
             "mean_turns": 2.0,  # (2 + 1 + 3) / 3
+            "mean_turns_won": 2.0,
+            "truncated_rate": 0.0,
             "env_error_rate": 1 / 4,
             "right_step_rate": 3 / 6,
         }
     )
+
+
+def test_rollouts_that_outgrew_the_context_count_as_lost() -> None:
+    metric = RolloutMetrics()
+    won, lost = trajectory(WON, step(1)), trajectory(LOST, step(1), step(1), step(1), stop="TRUNCATED")
+    broken = trajectory(LOST, step(1), stop="ENV_ERROR")
+    metric.update([RolloutGroup(TASK, (won, lost, broken)), RolloutGroup(TASK, (lost, lost, won))])
+    values = floats(metric.compute())
+    assert (values["truncated_rate"], values["success_rate"]) == pytest.approx((3 / 5, 2 / 5))
+    assert (values["mean_turns"], values["mean_turns_won"]) == pytest.approx((11 / 5, 1.0))
+
+
+def of_kind(kind: str, *outcomes: float | None) -> RolloutGroup:
+    """One trajectory per outcome; None: the environment failed."""
+    task = replace(TASK, kind=kind)
+    return RolloutGroup(
+        task,
+        tuple(Trajectory(task, (), outcome or LOST, "DONE" if outcome else "ENV_ERROR") for outcome in outcomes),
+    )
+
+
+# Three samples of each task. By kind: clean 3 of 6, heat 1 of 2; the task without a kind counts in the passes only.
+# By pass: 3 of 4, 1 of 4, 1 of 2 (two errors of the environment)
+SAMPLED = (
+    of_kind("clean", WON, LOST, WON),
+    of_kind("heat", WON, LOST, None),
+    of_kind("clean", WON, LOST, LOST),
+    of_kind("", LOST, WON, None),
+)
+
+
+def test_success_by_kind_and_its_spread_over_passes() -> None:
+    metric = SuccessBreakdown(["clean", "cool", "heat"], samples=3)
+    metric.update(SAMPLED)
+    values = floats(metric.compute())
+    assert math.isnan(values.pop("success_rate/cool"))  # nothing of the kind was played
+    # rates .75 .25 .5, mean .5: sqrt((.25² + .25² + 0) / 2)
+    assert values == pytest.approx({"success_rate_std": 0.25, "success_rate/clean": 0.5, "success_rate/heat": 0.5})
+
+
+def test_one_sample_has_no_spread_and_no_kind_no_rate() -> None:
+    metric = SuccessBreakdown(["heat"], samples=1)
+    metric.update([of_kind("heat", WON), of_kind("heat", LOST), of_kind("heat", WON)])
+    assert floats(metric.compute()) == pytest.approx({"success_rate/heat": 2 / 3})
+    bare = SuccessBreakdown([], samples=1)
+    bare.update([of_kind("", WON)])
+    assert bare.compute() == {}
+    two = SuccessBreakdown([], samples=2)
+    two.update([of_kind("", WON, WON), of_kind("", LOST, WON)])
+    assert floats(two.compute()) == pytest.approx({"success_rate_std": 0.125**0.5})  # .5 and 1
+
+
+def test_processes_with_other_kinds_give_the_numbers_of_one() -> None:
+    first, second, idle = (SuccessBreakdown(["clean", "heat"], samples=3) for _ in range(3))
+    first.update(SAMPLED[:1])
+    second.update(SAMPLED[1:])
+    idle.update([])
+    first.merge_state(second)
+    first.merge_state(idle)
+    expected = {"success_rate_std": 0.25, "success_rate/clean": 0.5, "success_rate/heat": 0.5}
+    assert floats(first.compute()) == pytest.approx(expected)
+    assert second.compute().keys() == idle.compute().keys() == expected.keys()  # the same names everywhere
+
+
+def test_a_kind_that_was_not_announced_is_refused() -> None:
+    with pytest.raises(ValueError, match="not in tuple"):
+        SuccessBreakdown(["clean"], samples=3).update(SAMPLED)
 
 
 def test_unlabelled_steps_leave_the_right_step_rate() -> None:

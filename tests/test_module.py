@@ -17,18 +17,15 @@ from rla_lightning.environments.base import Environment, Episode
 from rla_lightning.models.specs import LanguageModelSpec, TinySpec, ValueModelSpec
 from rla_lightning.module import ClosedLoop
 from rla_lightning.rollout.formats import CompactJudgeFormat
-from rla_lightning.settings import AcceptanceSettings, ClippedUpdateSettings, RolloutSettings
+from rla_lightning.settings import ClippedUpdateSettings, RolloutSettings
 from rla_lightning.types import (
-    LOST,
     WON,
     IterationResult,
     Observation,
     Proposal,
-    RolloutGroup,
     StepLabel,
     Task,
     TaskFeedback,
-    Trajectory,
     Transition,
 )
 
@@ -320,12 +317,14 @@ def test_everything_frozen_still_runs(tmp_path):
     assert [row["step"] for row in run.rows if "rollout/success_rate" in row] == [1.0, 2.0]
 
 
-class Decided(ClosedLoop):
-    """Gives every proposal the verdict in its name and records who is trained on."""
+def decided(proposals, groups, settings):
+    """The verdict in each task's name."""
+    assert [proposal.task for proposal in proposals] == [group.task for group in groups]
+    return {proposal.task.id: proposal.task.spec["tag"] for proposal in proposals}
 
-    def _verdicts(self, proposals, groups):
-        assert [proposal.task for proposal in proposals] == [group.task for group in groups]
-        return {proposal.task.id: proposal.task.spec["tag"] for proposal in proposals}
+
+class Recording(ClosedLoop):
+    """Records who is trained on."""
 
     def _update_policy(self, groups, credits, key):
         self.trained = {"policy": [group.task.id for group in groups]}
@@ -340,12 +339,13 @@ class Decided(ClosedLoop):
         return super()._update_critic(groups, key)
 
 
-def test_rejected_and_undecided_proposals_are_not_trained_on(tmp_path):
+def test_rejected_and_undecided_proposals_are_not_trained_on(tmp_path, monkeypatch):
+    monkeypatch.setattr("rla_lightning.module.decide", decided)
     data = make_data()
     for parent, verdict in zip(data.pool.slots, ("ACCEPT", "REJECT", "UNDECIDED"), strict=False):
         child = replace(gate(2, verdict), parent_id=parent.id, root_id=parent.root_id)
         assert data.pool.propose(Proposal(child, "easier", parent.id, 0, 4))
-    run = train(make_loop(Decided), data, tmp_path)
+    run = train(make_loop(Recording), data, tmp_path)
     active = [task.id for task in run.batches[0].active]
     assert len(active) == 3
     assert run.loop.trained["policy"] == run.loop.trained["reward_model"] == [*active, "2-ACCEPT"]
@@ -355,41 +355,6 @@ def test_rejected_and_undecided_proposals_are_not_trained_on(tmp_path):
     assert len(run.results[0].advantages) == 6  # logged for all
     assert "2-ACCEPT" in {task.id for task in data.pool.slots}
     assert [proposal.task.id for proposal in data.pool.pending] == ["2-UNDECIDED"]
-
-
-def rolled(wins: int, losses: int) -> RolloutGroup:
-    task = gate(1, "rolled")
-    return RolloutGroup(task, tuple(Trajectory(task, (), outcome, "DONE") for outcome in [WON] * wins + [LOST] * losses))
-
-
-def proposal_of(direction, parent: tuple[int, int], earlier: tuple[int, int] = (0, 0)) -> Proposal:
-    return Proposal(gate(1, "rolled"), direction, "parent", *parent, successes=earlier[0], rollouts=earlier[1])
-
-
-@pytest.mark.parametrize(
-    ("direction", "parent", "earlier", "now", "verdict"),
-    [
-        ("harder", (4, 4), (0, 0), (2, 2), "ACCEPT"),  # 2/4 is in [.2, 1)
-        ("harder", (4, 4), (0, 0), (0, 4), "REJECT"),
-        ("harder", (4, 4), (4, 0), (0, 4), "ACCEPT"),  # 4/4 before, 0/4 now: 4/8
-        ("harder", (4, 4), (0, 4), (1, 3), "REJECT"),  # 1/8 < .2, although 1/4 would do
-        ("easier", (0, 4), (0, 4), (4, 0), "ACCEPT"),  # 4/8; 4/4 alone is above .8
-        ("easier", (0, 4), (0, 0), (4, 0), "REJECT"),
-    ],
-)
-def test_a_verdict_counts_the_proposals_earlier_rolls(direction, parent, earlier, now, verdict):
-    loop = make_loop(acceptance=AcceptanceSettings(rule="threshold"))
-    proposal = proposal_of(direction, parent, (earlier[0], sum(earlier)))
-    assert loop._verdicts([proposal], [rolled(*now)]) == {"1-rolled": verdict}
-
-
-def test_the_posterior_rule_waits_for_evidence():
-    loop = make_loop()
-    # P(theta < theta' <= .8) with theta ~ Beta(1, 5) of the parent, summed on a fine grid: for 2/4, Beta(3, 3), 0.859,
-    # for 1/4, Beta(2, 4), 0.771; .8 is asked for
-    assert loop._verdicts([proposal_of("easier", (0, 4))], [rolled(2, 2)]) == {"1-rolled": "ACCEPT"}
-    assert loop._verdicts([proposal_of("easier", (0, 4))], [rolled(1, 3)]) == {"1-rolled": "UNDECIDED"}
-    assert loop._verdicts([proposal_of("easier", (0, 4))], [rolled(0, 0)]) == {"1-rolled": "UNDECIDED"}
 
 
 # Faults
@@ -417,6 +382,32 @@ def test_an_environment_that_breaks_ends_rollouts_not_the_run(tmp_path):
 def test_evaluation_draws_do_not_change_from_call_to_call(run):
     batch = run.data.evaluation_sets("test")[0]
     assert run.loop.evaluate(batch, "test") == pytest.approx(run.loop.evaluate(batch, "test"), nan_ok=True)
+
+
+class SortedGate(Gate):
+    """Every other task is of another kind."""
+
+    def sample(self, rng, difficulty, split="in_domain"):
+        task = super().sample(rng, difficulty, split)
+        return replace(task, kind="short" if task.spec["need"] == 1 else "long")
+
+
+def test_evaluation_reports_success_by_kind_and_the_spread_of_samples(tmp_path):
+    settings = RolloutSettings(group_size=4, max_new_tokens=2, max_judge_tokens=1, eval_samples=8)
+    environment = SortedGate()
+    loop = make_loop(environment=environment, rollout=settings)
+    data = make_data(environment=environment, validation_tasks=6)
+    run = train(loop, data, tmp_path)
+    (row,) = [row for row in run.rows if row.get("step") == 1 and "validation/in_domain/rollout/success_rate" in row]
+    for batch in data.evaluation_sets("validation"):
+        name = f"validation/{batch.split}/rollout/success_rate"
+        kinds = [task.kind for task in batch.tasks]
+        assert {other for other in row if other.startswith(f"{name}/")} == {f"{name}/long", f"{name}/short"}
+        by_kind = (row[f"{name}/{kind}"] * kinds.count(kind) for kind in ("long", "short"))
+        assert sum(by_kind) == pytest.approx(6 * row[name])
+        assert 0 < row[f"{name}_std"] < 0.5
+    trained = {name for name in run.results[0].metrics if name.startswith("rollout/success_rate")}
+    assert trained == {"rollout/success_rate"}  # the rest is for evaluation
 
 
 def test_equal_seeds_give_equal_numbers(run, tmp_path):

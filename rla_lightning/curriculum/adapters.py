@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import logging
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Literal, Protocol
 
 from rla_lightning.algorithm.acceptance import trigger
-from rla_lightning.curriculum.pool import TaskPool, TaskRecord, sample_distinct
+from rla_lightning.curriculum.pool import TaskPool, TaskRecord
+from rla_lightning.curriculum.selection import sample_distinct
 from rla_lightning.environments.base import Environment
 from rla_lightning.types import ConfigError, Direction, Proposal, Task, TaskFeedback
 
@@ -31,8 +33,12 @@ class TaskAdapter(Protocol):
     ) -> None:
         """Adapt to the feedback that the pool has just booked.
 
-        `predict` is called at most once, with every task to be judged; every random draw is a function of `key`.
+        `predict` is called at most once, with every task to be judged; every random draw is a function of `key`. Under
+        several processes all call this with the same arguments and leave the same pool.
         """
+
+    def statistics(self) -> dict[str, float]:
+        """What is logged about the latest `adapt`, under the same names every time."""
 
 
 def anchored_success(successes: int, rollouts: int, parent_prediction: float, prediction: float) -> float:
@@ -57,16 +63,122 @@ def _logit(probability: float) -> float:
 
 
 @dataclass(frozen=True)
-class _Rewrite:
-    """An active task outside the band and its usable variants."""
+class Request:
+    """An active task outside the band that is to be rewritten."""
 
     parent: TaskRecord
     direction: Direction
     critique: str
-    candidates: tuple[Task, ...]  # in random order, so that stable sorting breaks ties at random
 
 
-class ParametricAdapter:
+@dataclass(frozen=True)
+class _Rewrite:
+    """A request with what it could become."""
+
+    request: Request
+    candidates: tuple[Task, ...]  # usable ones; their order decides where the critic does not
+
+
+class ProposingAdapter(ABC):
+    """Proposes, for each task outside the band, one of its candidates; a subclass says where candidates come from."""
+
+    def __init__(self, low: float, high: float, target: float, max_proposals: int | None, asks_critic: bool) -> None:
+        """Configure when tasks are rewritten and how the candidate is chosen.
+
+        Args:
+            low: a success rate below it asks for an easier task.
+            high: a success rate above it asks for a harder task.
+            target: wanted success rate of the chosen candidate.
+            max_proposals: most proposals pending at a time; None: no limit.
+            asks_critic: choose by `anchored_success`; otherwise the first candidate is taken.
+        """
+        if not 0.0 <= low <= target <= high <= 1.0:
+            raise ConfigError(f"need 0 <= low <= target <= high <= 1, got {low}, {target}, {high}")
+        if max_proposals is not None and max_proposals < 1:
+            raise ConfigError(f"max_proposals must be at least 1 or null, got {max_proposals}")
+        self.low = low
+        self.high = high
+        self.target = target
+        self.max_proposals = max_proposals
+        self.asks_critic = asks_critic
+
+    @abstractmethod
+    def _candidates(
+        self, environment: Environment, pool: TaskPool, requests: Sequence[Request], key: str
+    ) -> list[tuple[Task, ...]]:
+        """Of each request the valid tasks that the pool has never seen, without repeats."""
+
+    def statistics(self) -> dict[str, float]:
+        return {}
+
+    def adapt(
+        self, environment: Environment, pool: TaskPool, feedback: Sequence[TaskFeedback], predict: Predict, key: str
+    ) -> None:
+        rewrites = self._rewrites(environment, pool, feedback, key)
+        if not rewrites:
+            return
+        predictions: dict[str, float] | None = None
+        if self.asks_critic:
+            tasks = {task.id: task for rewrite in rewrites for task in (rewrite.request.parent.task, *rewrite.candidates)}
+            predictions = dict(zip(tasks, predict(list(tasks.values())), strict=True))
+        for rewrite in rewrites:
+            request, parent = rewrite.request, rewrite.request.parent
+            for task in self._rank(rewrite, predictions):
+                proposal = Proposal(
+                    task=task,
+                    direction=request.direction,
+                    parent_id=parent.task.id,
+                    parent_successes=parent.successes,
+                    parent_rollouts=parent.rollouts,
+                    critique=request.critique,
+                    predicted_success=None if predictions is None else predictions[task.id],
+                )
+                if pool.propose(proposal):  # refused when another parent has just proposed the same task
+                    break
+
+    def _rewrites(self, environment: Environment, pool: TaskPool, feedback: Sequence[TaskFeedback], key: str) -> list[_Rewrite]:
+        """As many as there is room for; where a request comes to nothing, the next one in line gets its place."""
+        room = len(feedback) if self.max_proposals is None else self.max_proposals - len(pool.pending)
+        waiting = self._requests(pool, feedback, key)
+        rewrites: list[_Rewrite] = []
+        while waiting and len(rewrites) < room:
+            free = room - len(rewrites)
+            asked, waiting = waiting[:free], waiting[free:]
+            answered = zip(asked, self._candidates(environment, pool, asked, key), strict=True)
+            rewrites += [_Rewrite(request, candidates) for request, candidates in answered if candidates]
+        return rewrites
+
+    def _requests(self, pool: TaskPool, feedback: Sequence[TaskFeedback], key: str) -> list[Request]:
+        order = list(feedback)
+        Random(f"{key}/order").shuffle(order)  # so that a small `max_proposals` favours no slot
+        requests: list[Request] = []
+        for item in order:
+            if item.rollouts == 0 or not pool.is_active(item.task.id) or pool.has_pending_child(item.task.id):
+                continue
+            direction = trigger(item.successes, item.rollouts, self.low, self.high)
+            if direction is not None:
+                critique = " ".join(dict.fromkeys(item.critiques))
+                requests.append(Request(pool.record(item.task.id), direction, critique))
+        return requests
+
+    def _rank(self, rewrite: _Rewrite, predictions: dict[str, float] | None) -> list[Task]:
+        """Candidates, best first: those that move the right way, then by distance from the target."""
+        if predictions is None:
+            return list(rewrite.candidates)
+        parent = rewrite.request.parent
+        before = predictions[parent.task.id]
+
+        def badness(task: Task) -> tuple[bool, float]:
+            after = predictions[task.id]
+            moves = after < before if rewrite.request.direction == "harder" else after > before
+            expected = anchored_success(parent.successes, parent.rollouts, before, after)
+            return not moves, abs(expected - self.target)
+
+        playable = [task for task in rewrite.candidates if not math.isnan(predictions[task.id])]
+        return [] if math.isnan(before) else sorted(playable, key=badness)
+
+
+class ParametricAdapter(ProposingAdapter):
     """Proposes, for each task outside the band, the variant whose expected success is nearest the target."""
 
     def __init__(
@@ -88,96 +200,35 @@ class ParametricAdapter:
             max_proposals: most proposals pending at a time; null: no limit.
             ranking: `critic` chooses by `anchored_success`, `random` among all valid variants.
         """
-        if not 0.0 <= low <= target <= high <= 1.0:
-            raise ConfigError(f"need 0 <= low <= target <= high <= 1, got {low}, {target}, {high}")
+        super().__init__(low, high, target, max_proposals, asks_critic=ranking == "critic")
         if candidates < 1:
             raise ConfigError(f"candidates must be at least 1, got {candidates}")
-        if max_proposals is not None and max_proposals < 1:
-            raise ConfigError(f"max_proposals must be at least 1 or null, got {max_proposals}")
         if ranking not in ("critic", "random"):
             raise ConfigError(f"ranking must be 'critic' or 'random', got '{ranking}'")
-        self.low = low
-        self.high = high
         self.candidates = candidates
-        self.target = target
-        self.max_proposals = max_proposals
-        self.ranking = ranking
-
-    def adapt(
-        self, environment: Environment, pool: TaskPool, feedback: Sequence[TaskFeedback], predict: Predict, key: str
-    ) -> None:
-        rewrites = self._collect(environment, pool, feedback, key)
-        if not rewrites:
-            return
-        predictions: dict[str, float] | None = None
-        if self.ranking == "critic":
-            tasks = {task.id: task for rewrite in rewrites for task in (rewrite.parent.task, *rewrite.candidates)}
-            predictions = dict(zip(tasks, predict(list(tasks.values())), strict=True))
-        for rewrite in rewrites:
-            for task in self._rank(rewrite, predictions):
-                proposal = Proposal(
-                    task=task,
-                    direction=rewrite.direction,
-                    parent_id=rewrite.parent.task.id,
-                    parent_successes=rewrite.parent.successes,
-                    parent_rollouts=rewrite.parent.rollouts,
-                    critique=rewrite.critique,
-                    predicted_success=None if predictions is None else predictions[task.id],
-                )
-                if pool.propose(proposal):  # refused when another parent has just proposed the same task
-                    break
-
-    def _collect(self, environment: Environment, pool: TaskPool, feedback: Sequence[TaskFeedback], key: str) -> list[_Rewrite]:
-        room = len(feedback) if self.max_proposals is None else self.max_proposals - len(pool.pending)
-        order = list(feedback)
-        Random(f"{key}/order").shuffle(order)  # so that a small `max_proposals` favours no slot
-        rewrites: list[_Rewrite] = []
-        for item in order:
-            if len(rewrites) >= room:
-                break
-            if item.rollouts == 0 or not pool.is_active(item.task.id) or pool.has_pending_child(item.task.id):
-                continue
-            direction = trigger(item.successes, item.rollouts, self.low, self.high)
-            if direction is None:
-                continue
-            candidates = self._candidates(environment, pool, item.task, direction, key)
-            if candidates:
-                critique = " ".join(dict.fromkeys(item.critiques))
-                rewrites.append(_Rewrite(pool.record(item.task.id), direction, critique, candidates))
-        return rewrites
 
     def _candidates(
-        self, environment: Environment, pool: TaskPool, task: Task, direction: Direction, key: str
-    ) -> tuple[Task, ...]:
-        rng = Random(f"{key}/vary/{task.id}")
-        try:
-            varied = {candidate.id: candidate for candidate in environment.vary(task, direction, rng, self.candidates)}
-            usable = [c for c in varied.values() if not pool.knows(c.id) and environment.validate(c, task) is None]
-        except Exception as error:  # of somebody's environment: the task stays as it is, the run goes on
-            logger.warning("task %s could not be rewritten: %s: %s", task.id, type(error).__name__, error)
-            return ()
-        rng.shuffle(usable)
-        return tuple(usable)
+        self, environment: Environment, pool: TaskPool, requests: Sequence[Request], key: str
+    ) -> list[tuple[Task, ...]]:
+        return [usable_variants(environment, pool, request, self.candidates, key) for request in requests]
 
-    def _rank(self, rewrite: _Rewrite, predictions: dict[str, float] | None) -> list[Task]:
-        """Candidates, best first: those that move the right way, then by distance from the target."""
-        if predictions is None:
-            return list(rewrite.candidates)
-        parent = rewrite.parent
-        before = predictions[parent.task.id]
 
-        def badness(task: Task) -> tuple[bool, float]:
-            after = predictions[task.id]
-            moves = after < before if rewrite.direction == "harder" else after > before
-            expected = anchored_success(parent.successes, parent.rollouts, before, after)
-            return not moves, abs(expected - self.target)
-
-        playable = [task for task in rewrite.candidates if not math.isnan(predictions[task.id])]
-        return [] if math.isnan(before) else sorted(playable, key=badness)
+def usable_variants(environment: Environment, pool: TaskPool, request: Request, number: int, key: str) -> tuple[Task, ...]:
+    """New and valid ones among `number` variants of the environment, shuffled: stable sorting then breaks ties at random."""
+    task = request.parent.task
+    rng = Random(f"{key}/vary/{task.id}")
+    try:
+        varied = {candidate.id: candidate for candidate in environment.vary(task, request.direction, rng, number)}
+        usable = [c for c in varied.values() if not pool.knows(c.id) and environment.validate(c, task) is None]
+    except Exception as error:  # of somebody's environment: the task stays as it is, the run goes on
+        logger.warning("task %s could not be rewritten: %s: %s", task.id, type(error).__name__, error)
+        return ()
+    rng.shuffle(usable)
+    return tuple(usable)
 
 
 class FreshTasks:
-    """The control: rolled-out tasks give way to new samples of the same generator, without any verdict."""
+    """The control: rolled-out tasks give way to others of the same source, fresh or of a fixed set, without any verdict."""
 
     def __init__(
         self,
@@ -200,6 +251,9 @@ class FreshTasks:
         self.low = low
         self.high = high
 
+    def statistics(self) -> dict[str, float]:
+        return {}
+
     def adapt(
         self, environment: Environment, pool: TaskPool, feedback: Sequence[TaskFeedback], predict: Predict, key: str
     ) -> None:
@@ -211,7 +265,8 @@ class FreshTasks:
         ]
         if not leaving:
             return
-        taken = {task.id for task in pool.slots}.difference(leaving) | {proposal.task.id for proposal in pool.pending}
+        staying = {task.id for task in pool.slots}.difference(leaving) | {proposal.task.id for proposal in pool.pending}
+        taken = staying | pool.held_out
         fresh = sample_distinct(environment, len(leaving), key, *pool.difficulty, is_taken=taken.__contains__)
         pool.replace_slots(leaving, fresh)
 

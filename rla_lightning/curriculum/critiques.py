@@ -1,4 +1,4 @@
-"""Text feedback on rollouts, filled into templates, for models too small to write any."""
+"""Text feedback on rollouts, filled into templates: readable sentences, though no model has to be able to write any."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def template_critique(group: RolloutGroup, high: float = 0.8) -> tuple[str, ...]
     """Why rollouts failed and, above the band, what made the task easy; at most two sentences each.
 
     The paper critiques failed rollouts only, which leaves nothing to say about a task at success 1.0.
-    A group with a success rate over `high` gets one of its shortest win.
+    A group with a success rate over `high` gets one of its wins: how long they took, and what the shortest did.
     """
     judgments = group.judgments or tuple(() for _ in group.trajectories)
     critiques = [
@@ -28,7 +28,8 @@ def template_critique(group: RolloutGroup, high: float = 0.8) -> tuple[str, ...]
 
 def _critique_loss(trajectory: Trajectory, judgments: Sequence[Sequence[Judgment]]) -> str:
     """Steps are numbered from 0, as in the trajectory files."""
-    ending = "ran out of turns" if trajectory.stop_reason == "MAX_TURNS" else "lost"
+    endings = {"MAX_TURNS": "ran out of turns", "TRUNCATED": "outgrew the context"}
+    ending = endings.get(trajectory.stop_reason, "lost")
     sentence = f"The rollout {ending} after {_turns(trajectory)}."
     if not judgments:
         return sentence
@@ -43,9 +44,12 @@ def _critique_loss(trajectory: Trajectory, judgments: Sequence[Sequence[Judgment
 
 
 def _critique_wins(group: RolloutGroup) -> str:
-    shortest = min((t for t in group.valid_trajectories if t.is_won), key=lambda t: len(t.steps))
+    wins = [trajectory for trajectory in group.valid_trajectories if trajectory.is_won]
+    mean = sum(len(trajectory.steps) for trajectory in wins) / len(wins)
+    shortest = min(wins, key=lambda trajectory: len(trajectory.steps))
     actions = _listing([_action(step) for step in shortest.steps])
-    return f"{group.successes} of {group.rollouts} rollouts won. The shortest took {_turns(shortest)}: {actions}."
+    won = f"{len(wins)} of {group.rollouts} rollouts won, in {mean:.1f} turns on average."
+    return f"{won} The shortest took {_turns(shortest)}: {actions}."
 
 
 def _turns(trajectory: Trajectory) -> str:

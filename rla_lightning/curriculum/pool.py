@@ -7,15 +7,14 @@ the pool and a key, so a run that resumes from `state()` sees the same tasks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from random import Random
 from typing import Any
 
+from rla_lightning.curriculum.selection import sample_distinct
 from rla_lightning.environments.base import Environment
 from rla_lightning.types import ConfigError, Direction, Proposal, Task, TaskBatch, TaskFeedback, Verdict
-
-TRIES_PER_TASK = 100  # draws allowed per wanted task
 
 
 @dataclass(frozen=True)
@@ -43,42 +42,6 @@ class TaskRecord:
     p_minus: float | None = None  # share of -1 among its votes on the latest failures
     proposed_epoch: int = 0  # the first epoch that may roll it out
     decided_epoch: int | None = None  # the epoch whose rollouts decided
-
-
-def sample_distinct(
-    environment: Environment,
-    number: int,
-    key: str,
-    difficulty_low: float,
-    difficulty_high: float,
-    is_taken: Callable[[str], bool] = lambda task_id: False,
-) -> list[Task]:
-    """Valid fresh tasks with distinct ids that are not taken, difficulties uniform in the range.
-
-    Draw i comes from `Random(f"{key}/task/{i}")`; repeats and invalid tasks cost a draw each.
-    """
-    if number < 1:
-        raise ConfigError(f"the number of tasks must be at least 1, got {number}")
-    if not 0.0 <= difficulty_low <= difficulty_high <= 1.0:
-        raise ConfigError(f"need 0 <= difficulty_low <= difficulty_high <= 1, got {difficulty_low} and {difficulty_high}")
-    tasks: dict[str, Task] = {}
-    problem = ""
-    for index in range(number * TRIES_PER_TASK):
-        rng = Random(f"{key}/task/{index}")
-        task = environment.sample(rng, rng.uniform(difficulty_low, difficulty_high))
-        if task.id in tasks or is_taken(task.id):
-            continue
-        invalid = environment.validate(task)
-        if invalid is not None:
-            problem = f"; the last invalid one: {invalid}"
-            continue
-        tasks[task.id] = task
-        if len(tasks) == number:
-            return list(tasks.values())
-    raise ConfigError(
-        f"environment '{environment.name}' gave only {len(tasks)} of {number} distinct valid tasks "
-        f"in {number * TRIES_PER_TASK} draws with difficulty in [{difficulty_low}, {difficulty_high}]{problem}"
-    )
 
 
 class TaskPool:
@@ -120,14 +83,14 @@ class TaskPool:
     def fresh(
         cls,
         environment: Environment,
-        number: int,
+        number: int | None,
         seed_key: str,
         difficulty_low: float = 0.0,
         difficulty_high: float = 1.0,
         max_rerolls: int = 1,
         held_out: frozenset[str] = frozenset(),
     ) -> TaskPool:
-        """A pool of `number` distinct tasks sampled from the environment."""
+        """A pool of `number` distinct tasks of the environment; None: all of a fixed set."""
         tasks = sample_distinct(environment, number, seed_key, difficulty_low, difficulty_high, held_out.__contains__)
         return cls(tasks, max_rerolls, held_out, (difficulty_low, difficulty_high))
 
@@ -191,7 +154,16 @@ class TaskPool:
 
     def history(self) -> list[dict[str, Any]]:
         """One JSON-serialisable row per task ever seen, oldest first."""
-        return [{"status": self._status(record), **asdict(record)} for record in self.records]
+        active, pending = frozenset(self._slots), frozenset(self._pending)
+
+        def status(record: TaskRecord) -> str:
+            if record.task.id in active:
+                return "active"
+            if record.task.id in pending:
+                return "pending"
+            return "rejected" if record.verdict == "REJECT" else "replaced"
+
+        return [{"status": status(record), **asdict(record)} for record in self.records]
 
     # What happens to it in one iteration: draw, roll out, book, then an adapter proposes or replaces
 
@@ -253,6 +225,9 @@ class TaskPool:
 
         A task that was active once may come back: independent draws repeat themselves.
         """
+        forbidden = next((task.id for task in fresh if task.id in self.held_out), None)
+        if forbidden is not None:
+            raise ValueError(f"the fresh task '{forbidden}' is held out for evaluation")
         staying = [task_id for task_id in self._slots if task_id not in leaving]
         for task_id in leaving:
             if not self.is_active(task_id) or self.has_pending_child(task_id):
@@ -303,13 +278,6 @@ class TaskPool:
             successes=record.verdict_successes,
             rollouts=record.verdict_rollouts,
         )
-
-    def _status(self, record: TaskRecord) -> str:
-        if record.task.id in self._slots:
-            return "active"
-        if record.task.id in self._pending:
-            return "pending"
-        return "rejected" if record.verdict == "REJECT" else "replaced"
 
     def _check(self, feedback: Sequence[TaskFeedback]) -> None:
         ids = [item.task.id for item in feedback]

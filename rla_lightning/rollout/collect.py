@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from transformers import PreTrainedTokenizerBase
 
 from rla_lightning.environments.base import Environment, Episode
-from rla_lightning.rollout.formats import CriticFormat, JudgeFormat, PolicyFormat
+from rla_lightning.rollout.formats import CriticFormat, History, JudgeFormat, PolicyFormat, Turn, latest, turns_of
 from rla_lightning.rollout.sampler import Sampler
 from rla_lightning.types import (
     LOST,
@@ -21,14 +22,17 @@ from rla_lightning.types import (
     RolloutGroup,
     SamplingParams,
     Step,
+    StepLabel,
     Task,
     Trajectory,
     TrajectoryStop,
+    Transition,
 )
 
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int, float], None]  # what is happening, done, of how many, success rate so far
+Place = tuple[int, int, int]  # of a step: group, trajectory, turn
 
 
 @dataclass
@@ -41,7 +45,7 @@ class _Live:
     description: str = ""
     limit: int = 0
     observation: Observation = field(default_factory=lambda: Observation(""))
-    history: list[tuple[Observation, str]] = field(default_factory=list)
+    history: list[Turn] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     outcome: float = LOST
     stop_reason: TrajectoryStop | None = None
@@ -71,6 +75,7 @@ def collect(
     key: str,
     max_turns: int | None = None,
     context_length: int | None = None,
+    critic_context_length: int | None = None,
     with_labels: bool = False,
     progress: Progress | None = None,
 ) -> list[RolloutGroup]:
@@ -79,7 +84,8 @@ def collect(
     `key`, the task's id, the rollout's number and the turn seed every draw, so results do not depend on
     how tasks are spread over processes (and tasks with equal ids get equal rollouts). Reaching `max_turns`
     or the episode's own limit is a loss. An exception of the environment ends one trajectory with
-    ENV_ERROR. A prompt that leaves no room for an answer in `context_length` raises ConfigError.
+    ENV_ERROR. A later prompt that leaves no room for an answer in `context_length` ends its trajectory with
+    TRUNCATED, a loss; a first prompt raises ConfigError. Of what the critic has no room for, the oldest is left out.
     """
     if group_size < 1 or (max_turns is not None and max_turns < 1):
         raise ConfigError(f"group_size and max_turns must be at least 1, got {group_size} and {max_turns}")
@@ -88,15 +94,15 @@ def collect(
     lives = _start(tasks, group_size, environment, max_turns)
     turn = 0
     while running := [live for live in lives if live.stop_reason is None]:
-        prompts = [policy_format.prompt(tokenizer, live.history, live.observation) for live in running]
-        _check_context([live.task for live in running], prompts, params, context_length)
+        running, prompts = _ask(running, policy_format, tokenizer, params, context_length)
         keys = [f"{key}/{live.task.id}/{live.member}/{turn}" for live in running]
-        answers = sampler.sample(prompts, 1, params, keys)
+        answers = sampler.sample(prompts, 1, params, keys) if prompts else []
+        steps = []
         for live, prompt_ids, (completion,) in zip(running, prompts, answers, strict=True):
-            critic_ids = critic_format.prompt(critic_tokenizer or tokenizer, live.description, live.history, live.observation)
+            critic_ids = _critic_ids(live, critic_format, critic_tokenizer or tokenizer, critic_context_length)
             action = policy_format.parse(completion.text, live.observation)
-            _advance(live, environment, Step(prompt_ids, completion, live.observation, action or "", action is not None,
-                                             critic_ids=critic_ids), with_labels)  # fmt: skip
+            steps.append(Step(prompt_ids, completion, live.observation, action or "", action is not None, critic_ids=critic_ids))
+        _advance(running, steps, environment, with_labels)
         turn += 1
         if progress is not None:
             progress(f"rollout turn {turn}", sum(live.stop_reason is not None for live in lives), len(lives), _success(lives))
@@ -122,27 +128,24 @@ def judge(
     context_length: int | None = None,
     progress: Progress | None = None,
 ) -> list[RolloutGroup]:
-    """The groups with m judgments of every step; none for the steps of failed environments."""
+    """The groups with m judgments of every step; none for the steps of failed environments.
+
+    A prompt that leaves no room for an answer in `context_length` is asked with the oldest turns of its history left
+    out. A step whose own words are too many has no judgments.
+    """
     if m < 1:
         raise ConfigError(f"the number of judgments per step must be at least 1, got {m}")
-    places = [
-        (i, g, k)
-        for i, group in enumerate(groups)
-        for g, trajectory in enumerate(group.trajectories)
-        for k in range(len(trajectory.steps))
-        if trajectory.stop_reason != "ENV_ERROR"
-    ]
+    prompts = _judge_prompts(groups, tokenizer, judge_format, params, context_length)
     rate = sum(group.successes for group in groups) / max(1, sum(group.rollouts for group in groups))
     if progress is not None:
-        progress("judging", 0, len(places), rate)
-    prompts = [_judge_prompt(groups[i].trajectories[g], k, tokenizer, judge_format) for i, g, k in places]
-    _check_context([groups[i].task for i, _, _ in places], prompts, params, context_length)
-    keys = [f"{key}/{groups[i].task.id}/{g}/{k}" for i, g, k in places]
-    votes: dict[tuple[int, int, int], tuple[Judgment, ...]] = {}
-    for place, prompt_ids, completions in zip(places, prompts, sampler.sample(prompts, m, params, keys), strict=True):
+        progress("judging", 0, len(prompts), rate)
+    keys = [f"{key}/{groups[i].task.id}/{g}/{k}" for i, g, k in prompts]
+    votes: dict[Place, tuple[Judgment, ...]] = {}
+    answers = sampler.sample(list(prompts.values()), m, params, keys)
+    for (place, prompt_ids), completions in zip(prompts.items(), answers, strict=True):
         votes[place] = tuple([Judgment(prompt_ids, answer, judge_format.parse(answer.text)) for answer in completions])
     if progress is not None:
-        progress("judging", len(places), len(places), rate)
+        progress("judging", len(prompts), len(prompts), rate)
     return [
         replace(
             group,
@@ -159,7 +162,30 @@ def describe_error(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
+def fit(prompt: Callable[[History], tuple[int, ...]], history: History, room: int | None) -> tuple[int, ...] | None:
+    """The prompt with as much of the history as fits, its first and its latest turn at least; None when that is too much.
+
+    Args:
+        prompt: renders a history.
+        history: of which the oldest turns after the first are left out.
+        room: most tokens; None for any number.
+    """
+    whole = prompt(history)
+    if room is None or len(whole) <= room:
+        return whole
+    best, fewest, most = None, 1, len(history) - 2
+    while fewest <= most:
+        number = (fewest + most) // 2
+        shortened = prompt(latest(history, number))
+        if len(shortened) <= room:
+            best, fewest = shortened, number + 1
+        else:
+            most = number - 1
+    return best
+
+
 def _start(tasks: Sequence[Task], group_size: int, environment: Environment, max_turns: int | None) -> list[_Live]:
+    """All episodes are begun before one is looked at, so that engines can load side by side."""
     lives = []
     for task in tasks:
         description: str | None = None
@@ -169,29 +195,96 @@ def _start(tasks: Sequence[Task], group_size: int, environment: Environment, max
                 if description is None:
                     description = environment.describe(task)
                 live.episode = environment.start(task)
-                live.observation = live.episode.observation
-                live.limit = min(live.episode.max_turns, max_turns or live.episode.max_turns)
                 live.description = description
             except Exception as error:
                 live.fail(error)
             lives.append(live)
+    for live in lives:
+        if live.episode is not None:
+            try:
+                live.observation = live.episode.observation
+                live.limit = min(live.episode.max_turns, max_turns or live.episode.max_turns)
+            except Exception as error:
+                live.fail(error)
     return lives
 
 
-def _advance(live: _Live, environment: Environment, step: Step, with_labels: bool) -> None:
-    """Apply the step's action to the live episode and book the step."""
-    assert live.episode is not None
+def _ask(
+    lives: Sequence[_Live],
+    policy_format: PolicyFormat,
+    tokenizer: PreTrainedTokenizerBase,
+    params: SamplingParams,
+    context_length: int | None,
+) -> tuple[list[_Live], list[tuple[int, ...]]]:
+    """The episodes that go on and their prompts; those that have no room left for an answer end here."""
+    asked, prompts = [], []
+    for live in lives:
+        prompt = policy_format.prompt(tokenizer, live.history, live.observation)
+        if context_length is None or len(prompt) + params.max_new_tokens <= context_length:
+            asked.append(live)
+            prompts.append(prompt)
+        elif live.steps:
+            live.outcome, live.stop_reason = LOST, "TRUNCATED"
+        else:
+            raise ConfigError(
+                f"the prompt of task {live.task.id} has {len(prompt)} tokens; with max_new_tokens = "
+                f"{params.max_new_tokens} it exceeds the context of {context_length}"
+            )
+    return asked, prompts
+
+
+def _critic_ids(
+    live: _Live, critic_format: CriticFormat, tokenizer: PreTrainedTokenizerBase, room: int | None
+) -> tuple[int, ...]:
+    def prompt(history: History) -> tuple[int, ...]:
+        return critic_format.prompt(tokenizer, live.description, history, live.observation)
+
+    fitting = fit(prompt, live.history, room)
+    if fitting is None:  # a value is needed all the same, so the text is cut
+        assert room is not None
+        return prompt(latest(live.history, 1))[-room:]
+    return fitting
+
+
+def _advance(lives: Sequence[_Live], steps: Sequence[Step], environment: Environment, with_labels: bool) -> None:
+    """Apply each step's action to its live episode and book the step."""
+    ready: list[tuple[_Live, Step, StepLabel | None]] = []
+    for live, step in zip(lives, steps, strict=True):
+        assert live.episode is not None
+        try:
+            label = environment.label_step(live.episode, step.action) if with_labels else None
+        except Exception as error:
+            live.fail(error)
+        else:
+            ready.append((live, step, label))
+    results = _transitions(environment, [(live.episode, step.action) for live, step, _ in ready if live.episode is not None])
+    for (live, step, label), result in zip(ready, results, strict=True):
+        if isinstance(result, Exception):
+            live.fail(result)
+        else:
+            _book(live, step, label, result)
+
+
+def _transitions(environment: Environment, actions: Sequence[tuple[Episode, str]]) -> Sequence[Transition | Exception]:
+    """What `step_all` returns, or its own exception for every episode."""
+    if not actions:
+        return []
     try:
-        label = environment.label_step(live.episode, step.action) if with_labels else None
-        transition = live.episode.step(step.action)
-        if transition.done and transition.outcome not in (WON, LOST):
-            raise ValueError(f"the episode is done with outcome {transition.outcome}, not {WON} or {LOST}")
+        results = environment.step_all([episode for episode, _ in actions], [action for _, action in actions])
+        if len(results) != len(actions):
+            raise ValueError(f"step_all returned {len(results)} results for {len(actions)} episodes")
     except Exception as error:
-        live.fail(error)
+        return [error] * len(actions)
+    return results
+
+
+def _book(live: _Live, step: Step, label: StepLabel | None, transition: Transition) -> None:
+    if transition.done and transition.outcome not in (WON, LOST):
+        live.fail(ValueError(f"the episode is done with outcome {transition.outcome}, not {WON} or {LOST}"))
         return
     is_valid = step.is_valid and transition.is_valid
     live.steps.append(replace(step, is_valid=is_valid, feedback=transition.observation.text, label=label))
-    live.history.append((step.observation, step.action))
+    live.history.append(Turn(len(live.steps), step.observation, step.action, step.prompt_ids, step.completion.token_ids))
     live.observation = transition.observation
     if transition.outcome is not None and transition.done:
         live.outcome, live.stop_reason = transition.outcome, "DONE"
@@ -199,29 +292,39 @@ def _advance(live: _Live, environment: Environment, step: Step, with_labels: boo
         live.outcome, live.stop_reason = LOST, "MAX_TURNS"
 
 
-def _judge_prompt(
-    trajectory: Trajectory, k: int, tokenizer: PreTrainedTokenizerBase, judge_format: JudgeFormat
-) -> tuple[int, ...]:
-    step = trajectory.steps[k]
-    history = [(earlier.observation, earlier.action) for earlier in trajectory.steps[:k]]
+def _judge_prompts(
+    groups: Sequence[RolloutGroup],
+    tokenizer: PreTrainedTokenizerBase,
+    judge_format: JudgeFormat,
+    params: SamplingParams,
+    context_length: int | None,
+) -> dict[Place, tuple[int, ...]]:
+    """The prompts of all steps that can be judged."""
+    room = None if context_length is None else context_length - params.max_new_tokens
+    prompts: dict[Place, tuple[int, ...]] = {}
+    too_long = 0
+    for i, group in enumerate(groups):
+        for g in group.valid_indices:
+            steps = group.trajectories[g].steps
+            turns = turns_of(steps)
+            for k, step in enumerate(steps):
+                prompt = fit(partial(_judge_prompt, step, judge_format, tokenizer), turns[:k], room)
+                if prompt is None:
+                    too_long += 1
+                else:
+                    prompts[i, g, k] = prompt
+    if too_long:
+        logger.warning("%d of %d steps are not judged: too long for a context of %s tokens with max_new_tokens = %d",
+                       too_long, too_long + len(prompts), context_length, params.max_new_tokens)  # fmt: skip
+    return prompts
+
+
+def _judge_prompt(step: Step, judge_format: JudgeFormat, tokenizer: PreTrainedTokenizerBase, history: History) -> tuple[int, ...]:
     return judge_format.prompt(
         tokenizer, history, step.observation, step.action, step.completion.text, step.is_valid, step.feedback
     )
 
 
-def _check_context(
-    tasks: Sequence[Task], prompts: Sequence[Sequence[int]], params: SamplingParams, context_length: int | None
-) -> None:
-    if context_length is None:
-        return
-    for task, prompt in zip(tasks, prompts, strict=True):
-        if len(prompt) + params.max_new_tokens > context_length:
-            raise ConfigError(
-                f"the prompt of task {task.id} has {len(prompt)} tokens; with max_new_tokens = "
-                f"{params.max_new_tokens} it exceeds the context of {context_length}"
-            )
-
-
 def _success(lives: Sequence[_Live]) -> float:
-    ended = [live for live in lives if live.stop_reason in {"DONE", "MAX_TURNS"}]
+    ended = [live for live in lives if live.stop_reason in {"DONE", "MAX_TURNS", "TRUNCATED"}]
     return sum(live.outcome > 0 for live in ended) / max(1, len(ended))

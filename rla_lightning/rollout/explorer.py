@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rla_lightning.environments.base import Environment
 from rla_lightning.rollout.collect import describe_error
-from rla_lightning.rollout.formats import PolicyFormat
+from rla_lightning.rollout.formats import History, PolicyFormat, Turn
 from rla_lightning.types import (
     LOST,
     Completion,
@@ -35,7 +35,7 @@ DETOURS, INVALID = 0.3, 0.1  # shares of the actions on the fixed steps
 class Visit:
     """One turn of the scripted agent."""
 
-    history: tuple[tuple[Observation, str], ...]
+    history: tuple[Turn, ...]
     observation: Observation
     expert: ExpertAction  # what would have been right
     raw_text: str  # what was answered
@@ -65,19 +65,19 @@ class Explorer:
     def episode(self, task: Task, rng: Random) -> Iterator[Visit]:
         """The visits of one episode; none where the environment has no expert."""
         episode = self.environment.start(task)
-        history: tuple[tuple[Observation, str], ...] = ()
-        for _ in range(episode.max_turns):
+        history: tuple[Turn, ...] = ()
+        for number in range(1, episode.max_turns + 1):
             observation = episode.observation
             expert = self.environment.expert(episode, rng)
             if expert is None:
                 return
-            action, raw_text = self._answer(expert, history, observation, rng)
+            action, answer_ids, raw_text = self._answer(expert, history, observation, rng)
             label = self.environment.label_step(episode, action)
             transition = episode.step(action)
             yield Visit(history, observation, expert, raw_text, action, label, transition)
             if transition.done:
                 return
-            history = (*history, (observation, action))
+            history = (*history, Turn(number, observation, action, completion_ids=answer_ids))
 
     def rollouts(self, tasks: Sequence[Task], key: str) -> list[RolloutGroup]:
         """One episode of each task that the expert can play, as a group of one, ready to be judged."""
@@ -110,24 +110,25 @@ class Explorer:
         return groups
 
     def _answer(
-        self, expert: ExpertAction, history: Sequence[tuple[Observation, str]], observation: Observation, rng: Random
-    ) -> tuple[str, str]:
-        """The action that is taken ("" when the answer names none) and the answer that led to it."""
+        self, expert: ExpertAction, history: History, observation: Observation, rng: Random
+    ) -> tuple[str, tuple[int, ...], str]:
+        """The action that is taken ("" when the answer names none), and the answer that led to it as tokens and as text."""
         draw = rng.random()
         if draw < self.invalid_rate:
-            stale = [(o, c) for o, _ in history for c in o.commands if c not in observation.commands]
+            stale = [(t.observation, c) for t in history for c in t.observation.commands if c not in observation.commands]
             if stale and rng.random() < 0.5:
                 shown, command = rng.choice(stale)  # was possible earlier in this episode, is not now
-                text = self._text(shown, replace(expert, action=command))
+                ids, text = self._tell(shown, replace(expert, action=command))
             else:
-                words = self._text(observation, expert).split()
+                words = self._tell(observation, expert)[1].split()
                 text = " ".join(words[: rng.randrange(len(words))])  # breaks off
+                ids = tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
             if self.policy_format.parse(text, observation) is None:
-                return "", text
+                return "", ids, text
         if draw < self.invalid_rate + self.detour_rate and observation.commands:
             expert = replace(expert, action=rng.choice(observation.commands))
-        return expert.action, self._text(observation, expert)
+        return (expert.action, *self._tell(observation, expert))
 
-    def _text(self, observation: Observation, expert: ExpertAction) -> str:
-        ids = list(self.policy_format.answer(self.tokenizer, observation, expert))
-        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+    def _tell(self, observation: Observation, expert: ExpertAction) -> tuple[tuple[int, ...], str]:
+        ids = self.policy_format.answer(self.tokenizer, observation, expert)
+        return ids, str(self.tokenizer.decode(list(ids), skip_special_tokens=True))

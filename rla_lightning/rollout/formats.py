@@ -1,27 +1,41 @@
 """What models are shown and how their answers are read: the contracts, and formats for tiny models.
 
 `compact` is for tokenizers in which every vocabulary word is one token: the environment's digest
-instead of a history, and an answer of two or three words. `formats_paper` is for language models.
+instead of a history, and an answer of two or three words. `formats_paper` and `formats_chat` are
+for language models: the whole history in one message, or a conversation.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedTokenizerBase
 
-from rla_lightning.types import ConfigError, ExpertAction, Observation, StepLabel
-
-History = Sequence[tuple[Observation, str]]  # earlier turns: what was shown, what was done
+from rla_lightning.types import ConfigError, ExpertAction, Observation, Step, StepLabel
 
 MARKERS = frozenset({"<act>", "<judge>", "<value>"})  # special tokens that say what is asked
 FUNCTION_WORDS = frozenset({"to", "from", "with", "in", "on", "in/on"})
 CONTENT_WORDS = 2  # of a command's short form
 RAW_WORDS = 4  # of an unparsable answer that the judge is shown
+
+
+@dataclass(frozen=True)
+class Turn:
+    """An earlier turn of an episode."""
+
+    number: int  # from 1; a jump in a history says that turns are left out
+    observation: Observation  # what was shown
+    action: str  # what was done, "" when the answer named nothing
+    prompt_ids: tuple[int, ...] = ()  # of the policy; () where the answer is a script's
+    completion_ids: tuple[int, ...] = ()  # the answer, as it was sampled
+
+
+History = Sequence[Turn]  # earlier turns, the first and the latest at least
 
 
 class PolicyFormat(Protocol):
@@ -126,6 +140,29 @@ class CompactCriticFormat:
     ) -> tuple[int, ...]:
         del history
         return encode_words(tokenizer, ("<value>", *description.split(), *state_words(observation)))
+
+
+def turns_of(steps: Sequence[Step]) -> list[Turn]:
+    """The history that the steps from an episode's start are."""
+    return [Turn(i, s.observation, s.action, s.prompt_ids, s.completion.token_ids) for i, s in enumerate(steps, 1)]
+
+
+def latest(history: History, number: int | None) -> History:
+    """The first turn, where a task is stated, and the `number` latest (at least 1); None keeps all."""
+    if number is None or number >= len(history) - 1:
+        return history
+    return (history[0], *history[-number:])
+
+
+def gap_notes(history: History) -> list[str]:
+    """What to say before each turn: nothing, or which turns before it are left out."""
+    notes, following = [], 1
+    for turn in history:
+        skipped = range(following, turn.number)
+        what = f"turns {skipped[0]} to {skipped[-1]} are" if len(skipped) > 1 else f"turn {following} is"
+        notes.append(f"({what} left out)\n" if skipped else "")
+        following = turn.number + 1
+    return notes
 
 
 def state_words(observation: Observation) -> Sequence[str]:

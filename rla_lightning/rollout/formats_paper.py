@@ -5,53 +5,54 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from rla_lightning.rollout.formats import History, end_id
+from rla_lightning.rollout.formats import History, end_id, gap_notes, latest
+from rla_lightning.rollout.templates import encode_chat, encode_text
 from rla_lightning.types import ConfigError, ExpertAction, Observation, StepLabel
 
-SYSTEM = "You are a careful assistant."  # only for chat templates that insist on a system message
 BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
 TEXT_MACRO = re.compile(r"\\(?:text|mathrm|textbf)\s*\{([^{}]*)\}")
 NO_COMMAND = "(no valid command)"
 
 
 class PaperPolicyFormat:
-    r"""The answer is reasoning, then the number of a command (or a free-text action) in \boxed{}."""
+    r"""The answer is reasoning, then the number of a command (or a free-text action) in \boxed{}.
+
+    Args:
+        max_history: latest turns that are shown besides the first; null shows all.
+    """
+
+    def __init__(self, max_history: int | None = None) -> None:
+        self.max_history = check_max_history(max_history)
 
     def prompt(self, tokenizer: PreTrainedTokenizerBase, history: History, observation: Observation) -> tuple[int, ...]:
         parts = ["You are solving a task step by step by acting in an environment."]
-        parts += [f"What happened so far:\n{_log(history)}"] if history else []
+        parts += [f"What happened so far:\n{_log(latest(history, self.max_history))}"] if history else []
         parts.append(f"What you observe now:\n{observation.text}")
         if observation.commands:
-            listed = "\n".join(f"{i}. {command}" for i, command in enumerate(observation.commands, 1))
-            parts.append(f"Commands you can choose from:\n{listed}")
+            parts.append(f"Commands you can choose from:\n{list_commands(observation.commands, numbered=True)}")
             parts.append("Think about what to do next, then give the number of your command in \\boxed{}.")
         else:
             parts.append("Think about what to do next, then give your action in \\boxed{}.")
         return render(tokenizer, "\n\n".join(parts))
 
     def parse(self, text: str, observation: Observation) -> str | None:
-        boxed = last_boxed(text)
-        if not boxed or not observation.commands:
-            return boxed or None
-        if re.fullmatch(r"\d+", boxed):
-            number = int(boxed)
-            return observation.commands[number - 1] if 1 <= number <= len(observation.commands) else None
-        return boxed if boxed in observation.commands else None
+        return read_command(text, observation)
 
     def answer(self, tokenizer: PreTrainedTokenizerBase, observation: Observation, expert: ExpertAction) -> tuple[int, ...]:
-        boxed = expert.action
-        if observation.commands:
-            if expert.action not in observation.commands:
-                raise ConfigError(f"the expert's action {expert.action!r} is not an admissible command")
-            boxed = str(observation.commands.index(expert.action) + 1)
-        return _answer(tokenizer, expert.thought.removeprefix("#"), boxed)
+        return boxed_answer(tokenizer, expert.thought, expert_choice(observation, expert, numbered=True))
 
 
 class PaperJudgeFormat:
-    r"""The judgment is reasoning, then \boxed{1} for a step that helps or \boxed{-1} for one that does not."""
+    r"""The judgment is reasoning, then \boxed{1} for a step that helps or \boxed{-1} for one that does not.
+
+    Args:
+        max_history: latest turns that are shown besides the first; null shows all.
+    """
+
+    def __init__(self, max_history: int | None = None) -> None:
+        self.max_history = check_max_history(max_history)
 
     def prompt(
         self,
@@ -63,14 +64,12 @@ class PaperJudgeFormat:
         is_valid: bool,
         feedback: str,
     ) -> tuple[int, ...]:
-        start = history[0][0] if history else observation
-        parts = [
-            "You review one step of an agent that works on a task in an environment.",
-            f"The task, as the agent saw it at the start:\n{start.text}",
-        ]
-        parts += [f"Steps before the one under review:\n{_log(history)}"] if history else []
+        parts = ["You review one step of an agent that works on a task in an environment."]
+        if history:
+            parts.append(f"Steps before the one under review:\n{_log(latest(history, self.max_history))}")
         parts.append(f"What the agent observed before the step:\n{observation.text}")
-        parts += ["Commands it could choose from:\n" + "\n".join(observation.commands)] if observation.commands else []
+        if observation.commands:
+            parts.append(f"Commands it could choose from:\n{list_commands(observation.commands, numbered=True)}")
         parts.append(f"What the agent answered:\n{raw_text.strip() or '(nothing)'}")
         note = "" if is_valid else " (the environment did not accept it)"
         parts.append(f"The command this gave: {action or NO_COMMAND}{note}")
@@ -79,23 +78,34 @@ class PaperJudgeFormat:
             "Decide whether this step brings the agent closer to finishing the task. Give your reasons first, "
             "then end with \\boxed{1} if the step helps or \\boxed{-1} if it is useless or harmful."
         )
-        return render(tokenizer, "\n\n".join(parts))
+        return self.render(tokenizer, "\n\n".join(parts))
+
+    def render(self, tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
+        """The text as token ids, up to where the judgment starts."""
+        return render(tokenizer, text)
 
     def parse(self, text: str) -> int | None:
         return {"1": 1, "+1": 1, "-1": -1}.get(last_boxed(text) or "")
 
     def answer(self, tokenizer: PreTrainedTokenizerBase, label: StepLabel) -> tuple[int, ...]:
-        return _answer(tokenizer, label.critique.removeprefix("#"), str(label.score))
+        return boxed_answer(tokenizer, label.critique, str(label.score))
 
 
 class PaperCriticFormat:
-    """The task and the whole history as plain text; the value model reads its last token."""
+    """The task and the history as plain text.
+
+    Args:
+        max_history: latest turns that are shown besides the first; null shows all.
+    """
+
+    def __init__(self, max_history: int | None = None) -> None:
+        self.max_history = check_max_history(max_history)
 
     def prompt(
         self, tokenizer: PreTrainedTokenizerBase, description: str, history: History, observation: Observation
     ) -> tuple[int, ...]:
         parts = [f"Task: {description}"] if description else []
-        parts += [_log(history)] if history else []
+        parts += [_log(latest(history, self.max_history))] if history else []
         parts.append(f"Now: {observation.text}\nWill the task be solved?")
         return encode_text(tokenizer, "\n\n".join(parts))
 
@@ -106,35 +116,51 @@ def last_boxed(text: str) -> str | None:
     return TEXT_MACRO.sub(r"\1", found[-1]).strip() if found else None
 
 
-def render(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
-    """A user's message as token ids, up to where the model's answer starts."""
-    if tokenizer.chat_template is None:
-        return encode_text(tokenizer, f"{text}\n\nAnswer:\n")
-    user = {"role": "user", "content": text}
-    try:
-        return _apply_template(tokenizer, [user])
-    except TemplateError:  # some templates refuse a conversation without a system message
-        return _apply_template(tokenizer, [{"role": "system", "content": SYSTEM}, user])
+def check_max_history(number: int | None) -> int | None:
+    if number is not None and number < 1:
+        raise ConfigError(f"max_history must be at least 1 or null, got {number}")
+    return number
 
 
-def encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
-    """Token ids with the tokenizer's own start token but never an end token."""
-    ids = tokenizer(text).input_ids
-    return tuple(ids[:-1] if ids and ids[-1] == tokenizer.eos_token_id else ids)
+def list_commands(commands: Sequence[str], numbered: bool) -> str:
+    return "\n".join(f"{i}. {command}" if numbered else f"- {command}" for i, command in enumerate(commands, 1))
 
 
-def _apply_template(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
-    ids = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=True, return_dict=False)
-    return tuple(ids)
+def read_command(text: str, observation: Observation) -> str | None:
+    """The command that a boxed number or a boxed text stands for, None when it stands for none."""
+    boxed = last_boxed(text)
+    if not boxed or not observation.commands:
+        return boxed or None
+    if re.fullmatch(r"\d+", boxed):
+        number = int(boxed)
+        return observation.commands[number - 1] if 1 <= number <= len(observation.commands) else None
+    return boxed if boxed in observation.commands else None
 
 
-def _answer(tokenizer: PreTrainedTokenizerBase, reasons: str, boxed: str) -> tuple[int, ...]:
+def expert_choice(observation: Observation, expert: ExpertAction, numbered: bool) -> str:
+    """What an expert puts into the box."""
+    if observation.commands and expert.action not in observation.commands:
+        raise ConfigError(f"the expert's action {expert.action!r} is not an admissible command")
+    return str(observation.commands.index(expert.action) + 1) if observation.commands and numbered else expert.action
+
+
+def boxed_answer(tokenizer: PreTrainedTokenizerBase, thought: str, boxed: str) -> tuple[int, ...]:
+    """A known answer with the end token; a thought may be a vocabulary word starting with '#'."""
+    reasons = thought.removeprefix("#")
     text = f"{reasons}\n\\boxed{{{boxed}}}" if reasons else f"\\boxed{{{boxed}}}"
     return (*tokenizer(text, add_special_tokens=False).input_ids, end_id(tokenizer))
 
 
+def render(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
+    """A user's message as token ids, up to where the model's answer starts; plain text where there is no chat template."""
+    if tokenizer.chat_template is None:
+        return encode_text(tokenizer, f"{text}\n\nAnswer:\n")
+    return encode_chat(tokenizer, [("user", text)])
+
+
 def _log(history: History) -> str:
     lines = []
-    for turn, (observation, action) in enumerate(history, 1):
-        lines.append(f"[{turn}] Observed: {observation.text}\n[{turn}] Did: {action or NO_COMMAND}")
+    for note, turn in zip(gap_notes(history), history, strict=True):
+        observed, did = turn.observation.text, turn.action or NO_COMMAND
+        lines.append(f"{note}[{turn.number}] Observed: {observed}\n[{turn.number}] Did: {did}")
     return "\n".join(lines)

@@ -77,6 +77,7 @@ class Players:
             key=f"{key}/act",  # other draws than those of the votes on the same turn
             max_turns=max_turns,
             context_length=self.policy.context_length,
+            critic_context_length=self.critic.context_length,
             with_labels=with_labels,
             progress=progress,
         )

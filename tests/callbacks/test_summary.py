@@ -6,7 +6,7 @@ import pytest
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from callbacks import LoopProgress, RunSummary, TrajectoryLog, WarmStart
-from callbacks.summary import draw_curves
+from callbacks.summary import KEYS, _print_table, draw_curves
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*num_workers.*")
 
@@ -92,6 +92,24 @@ def test_a_run_without_metrics_csv_still_gets_its_summary(make_loop, train, tmp_
     assert str(folder) == trainer.log_dir
     assert json.loads((folder / "summary.json").read_text())["epochs"] == 1
     assert not (folder / "curves.png").exists()
+
+
+def test_the_table_has_a_row_per_kind_of_task(capsys, tmp_path):
+    when = dict.fromkeys(KEYS, 0.25)
+    of_kinds = {"in_domain/rollout/success_rate/heat": 0.5, "in_domain/rollout/success_rate/clean": 0.75, "in_domain/other": 9.0}
+    _print_table(
+        {
+            **{"experiment": "toy", "seed": 3, "epochs": 2, "seconds": 7.0, "accepted_tasks": 1, "proposed_tasks": 4},
+            **{"before": when, "after": when, "test": {"before": of_kinds, "after": {**of_kinds, "in_domain/other": 8.0}}},
+        },
+        tmp_path,
+    )
+    rows = [" ".join(line.replace("│", "|").split()) for line in capsys.readouterr().out.splitlines()]
+    assert "| success_in_domain | 0.250 | 0.250 |" in rows
+    first = rows.index("| in_domain, clean | 0.750 | 0.750 |")
+    assert rows[first + 1] == "| in_domain, heat | 0.500 | 0.500 |"
+    assert "accepted 1 of 4 proposed tasks" in rows
+    assert not any("other" in row for row in rows)
 
 
 def test_curves_take_the_rows_that_have_a_value(monkeypatch, tmp_path):

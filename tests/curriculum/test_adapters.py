@@ -259,6 +259,37 @@ def test_fresh_tasks_goes_on_in_a_space_that_it_has_seen_in_full() -> None:
     assert len(pool.records) == 26
 
 
+def test_fresh_tasks_are_never_held_out() -> None:
+    held_out = frozenset(f"ladder-{level}-0" for level in range(0, 26, 2))
+    pool = TaskPool.fresh(Ladder(layouts=1), 10, "k", 0.0, 0.25, held_out=held_out)  # 13 tasks are left
+    for epoch in range(20):
+        feedback = booked(pool, *(TaskFeedback(t, 0, 8, None) for t in pool.draw(5, str(epoch)).active))
+        FreshTasks().adapt(Ladder(layouts=1), pool, feedback, constant, str(epoch))
+    assert {record.task.id for record in pool.records} == {f"ladder-{level}-0" for level in range(1, 26, 2)}
+
+
+def test_fresh_tasks_of_a_fixed_set_are_others_of_the_set() -> None:
+    class Library(Ladder):
+        def sample(self, rng, difficulty, split="in_domain"):
+            raise AssertionError("a fixed set is not sampled")
+
+        def corpus(self, purpose, split):
+            return [make(level) for level in range(8)] if (purpose, split) == ("train", "in_domain") else []
+
+    library, tasks = {f"ladder-{level}-0" for level in range(8)}, [make(level) for level in range(5)]
+    pool = TaskPool(tasks, held_out=frozenset(["ladder-7-0"]))
+    feedback = booked(pool, TaskFeedback(tasks[0], 8, 8, None), TaskFeedback(tasks[1], 8, 8, None))
+    FreshTasks().adapt(Library(), pool, feedback, constant, "k")
+    assert {t.id for t in pool.slots} > {"ladder-2-0", "ladder-3-0", "ladder-4-0"}
+    assert len(pool.slots) == len({t.id for t in pool.slots} & library - {"ladder-7-0"}) == 5
+    seen = set()
+    for epoch in range(20):
+        feedback = booked(pool, TaskFeedback(pool.slots[0], 8, 8, None), TaskFeedback(pool.slots[1], 8, 8, None))
+        FreshTasks().adapt(Library(), pool, feedback, constant, str(epoch))
+        seen |= {t.id for t in pool.slots}
+    assert seen == library - {"ladder-7-0"}
+
+
 @pytest.mark.parametrize("setting", [{"replace": "some"}, {"low": 0.9}, {"high": 0.1}])
 def test_fresh_tasks_refuses_settings_that_cannot_work(setting: dict) -> None:
     with pytest.raises(ConfigError):
@@ -342,5 +373,6 @@ def test_yaml_names_adapters_by_class_path() -> None:
     for name, init in [("ParametricAdapter", {"candidates": 7}), ("FreshTasks", {"replace": "out_of_band"})]:
         config = {"class_path": f"rla_lightning.curriculum.adapters.{name}", "init_args": init}
         adapter = parser.instantiate_classes(parser.parse_object({"adapter": config})).adapter
+        assert adapter.statistics() == {}
         assert type(adapter).__name__ == name
     assert parser.instantiate_classes(parser.parse_object({"adapter": None})).adapter is None

@@ -43,15 +43,30 @@ def test_long_lists_are_cut_and_one_step_is_singular() -> None:
 
 def test_above_the_band_the_shortest_win_is_told() -> None:
     wins = [rollout(WON, *"abcdefg"), rollout(WON, "take", "put"), rollout(WON, "take", "look", "put")]
-    assert template_critique(RolloutGroup(TASK, tuple(wins))) == ("3 of 3 rollouts won. The shortest took 2 turns: take, put.",)
+    assert template_critique(RolloutGroup(TASK, tuple(wins))) == (
+        "3 of 3 rollouts won, in 4.0 turns on average. The shortest took 2 turns: take, put.",  # (7 + 2 + 3) / 3
+    )
     long = RolloutGroup(TASK, (wins[0],))
-    assert template_critique(long) == ("1 of 1 rollouts won. The shortest took 7 turns: a, b, c, d, e and 2 more.",)
+    assert template_critique(long) == (
+        "1 of 1 rollouts won, in 7.0 turns on average. The shortest took 7 turns: a, b, c, d, e and 2 more.",
+    )
+
+
+def test_losses_and_errors_do_not_count_in_the_mean_turns() -> None:
+    lost, failed = rollout(LOST, *"abcdefgh"), rollout(LOST, *"abcdefgh", stop="ENV_ERROR")
+    wins = [rollout(WON, "take", "put")] * 8 + [rollout(WON, "look", "take", "put")]  # 19 turns in 9 wins
+    first, second = template_critique(RolloutGroup(TASK, (lost, failed, *wins)))
+    assert first == "The rollout lost after 8 turns."
+    assert second == "9 of 10 rollouts won, in 2.1 turns on average. The shortest took 2 turns: take, put."
 
 
 def test_the_edge_of_the_band_is_not_easy() -> None:
     four_of_five = RolloutGroup(TASK, (*[rollout(WON, "a")] * 4, rollout(LOST, "b")))
     assert template_critique(four_of_five) == ("The rollout lost after 1 turn.",)
-    assert template_critique(four_of_five, high=0.7)[1] == "4 of 5 rollouts won. The shortest took 1 turn: a."
+    assert (
+        template_critique(four_of_five, high=0.7)[1]
+        == "4 of 5 rollouts won, in 1.0 turns on average. The shortest took 1 turn: a."
+    )
 
 
 def test_errors_of_the_environment_are_no_failures() -> None:

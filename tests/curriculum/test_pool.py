@@ -3,7 +3,7 @@ from random import Random
 
 import pytest
 
-from rla_lightning.curriculum.pool import TaskPool, sample_distinct
+from rla_lightning.curriculum.pool import TaskPool
 from rla_lightning.environments.base import Environment, Episode
 from rla_lightning.types import ConfigError, Proposal, Split, Task, TaskFeedback
 
@@ -58,11 +58,6 @@ def test_fresh_gives_distinct_valid_tasks_in_the_range_and_repeats_itself() -> N
     assert all(20 <= number <= 80 and number % 7 for number in numbers)
     assert TaskPool.fresh(Numbers(100, forbidden=7), 30, "seed 1", 0.2, 0.8).slots == pool.slots
     assert TaskPool.fresh(Numbers(100, forbidden=7), 30, "seed 2", 0.2, 0.8).slots != pool.slots
-
-
-def test_first_draw_comes_from_the_documented_generator() -> None:
-    (only,) = sample_distinct(Numbers(1000), 1, "key", 0.0, 1.0)
-    assert only.difficulty == Random("key/task/0").uniform(0.0, 1.0)
 
 
 def test_fresh_refuses_what_cannot_work() -> None:
@@ -207,6 +202,10 @@ def test_misuse_raises_and_changes_nothing() -> None:
         pool.replace_slots(["c", "d"], [A2, A2])
     with pytest.raises(ValueError, match="zip"):
         pool.replace_slots(["c", "d"], [A2])
+    pool.held_out = frozenset({"a2"})
+    with pytest.raises(ValueError, match="'a2' is held out"):
+        pool.replace_slots(["c"], [A2])
+    assert not pool.propose(Proposal(A2, "harder", "c", 8, 8))
     assert pool.state() == before
 
 

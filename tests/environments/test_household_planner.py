@@ -5,11 +5,12 @@ from random import Random
 
 import pytest
 
+from rla_lightning.environments.alfred.planner import NEUTRAL_VERBS, distance, plan
+from rla_lightning.environments.alfred.scene import GOAL_KINDS, Goal
+from rla_lightning.environments.alfred.world import admissible, is_won
 from rla_lightning.environments.household import HouseholdEnvironment
-from rla_lightning.environments.household.affordances import GOAL_KINDS, Goal
-from rla_lightning.environments.household.planner import NEUTRAL_VERBS, distance, plan
-from rla_lightning.environments.household.simulator import goal_of, initial_world, receptacles_of
-from rla_lightning.environments.household.world import admissible, is_won
+from rla_lightning.environments.household.affordances import instruction_of
+from rla_lightning.environments.household.scenes import goal_of, initial_world
 from rla_lightning.types import LOST, WON, StepLabel, Task
 
 ENVIRONMENT = HouseholdEnvironment()
@@ -19,7 +20,7 @@ def make_task(kind, object_type, target, receptacles, objects, max_turns=20, noi
     """Receptacles as "cabinet 1*" (closed) or "cabinet 1" (open), objects as {name: place}."""
     spec = {
         "goal": {"kind": kind, "object": object_type, "target": target},
-        "instruction": Goal(kind, object_type, target).instruction,
+        "instruction": instruction_of(Goal(kind, object_type, target)) + ".",
         "receptacles": [{"name": r.rstrip("*"), "open": not r.endswith("*")} for r in receptacles],
         "objects": [{"name": name, "place": place} for name, place in objects.items()],
         "max_turns": max_turns,
@@ -67,15 +68,14 @@ def state_key(world):
     )  # fmt: skip
 
 
-def exhaustive_distances(goal, start, receptacles):
+def exhaustive_distances(goal, start):
     """(world, exact distance or None) of every state that the simulator's commands can reach."""
     worlds, parents, queue = {state_key(start): start}, {state_key(start): set()}, deque([start])
     while queue:
         world = queue.popleft()
         if is_won(goal, world):
             continue
-        noticed = [] if world.at == "middle" or world.is_shut(world.at) else world.contents(world.at)
-        for action in admissible(world, receptacles, noticed).values():
+        for action in admissible(world).values():
             if action[0] in NEUTRAL_VERBS or action[0] == "slice":
                 continue
             after = world.copy()
@@ -99,10 +99,10 @@ def exhaustive_distances(goal, start, receptacles):
 @pytest.mark.parametrize("small", SMALL, ids=lambda small: small[0])
 def test_distance_equals_exhaustive_search_in_every_reachable_state(small):
     spec = make_task(*small).spec
-    goal, receptacles = goal_of(spec), receptacles_of(spec)
-    states = exhaustive_distances(goal, initial_world(spec), receptacles)
+    goal = goal_of(spec)
+    states = exhaustive_distances(goal, initial_world(spec))
     assert len(states) > 500
-    wrong = [(world, exact) for world, exact in states if distance(goal, world, receptacles) != exact]
+    wrong = [(world, exact) for world, exact in states if distance(goal, world) != exact]
     assert wrong == []
 
 
@@ -139,7 +139,7 @@ def test_every_goal_kind_is_won_by_its_plan(kind):
     for index in range(25):
         task = environment.sample(Random(f"plan {index}"), index / 24)
         episode = environment.start(task)
-        actions = plan(episode.goal, episode.world, episode.receptacles)
+        actions = plan(episode.goal, episode.world)
         assert len(actions) == episode.distance() <= episode.max_turns
         for left, action in zip(range(len(actions), 0, -1), actions, strict=True):
             assert episode.distance() == left

@@ -8,8 +8,9 @@ from statistics import mean
 
 import pytest
 
+from rla_lightning.environments.alfred.scene import GOAL_KINDS
 from rla_lightning.environments.household import HouseholdEnvironment
-from rla_lightning.environments.household.affordances import GOAL_KINDS, is_held_out, legal_pairs, split_pairs
+from rla_lightning.environments.household.affordances import is_held_out, legal_pairs, split_pairs
 from rla_lightning.environments.household.scenes import difficulty_of, knobs_of, spec_id
 from rla_lightning.types import ConfigError, Task
 

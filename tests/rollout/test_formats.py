@@ -7,6 +7,7 @@ from rla_lightning.rollout.formats import (
     CompactCriticFormat,
     CompactJudgeFormat,
     CompactPolicyFormat,
+    Turn,
     encode_words,
     short_forms,
 )
@@ -66,7 +67,7 @@ def test_compact_policy_parse(text, command):
 def test_compact_policy(tokenizer):
     policy = CompactPolicyFormat()
     assert words(tokenizer, policy.prompt(tokenizer, [], SEEN)) == ["<act>", "at", "desk"]
-    assert words(tokenizer, policy.prompt(tokenizer, [(SEEN, "look")], FREE)) == ["<act>", "reach", "desk"]
+    assert words(tokenizer, policy.prompt(tokenizer, [Turn(1, SEEN, "look")], FREE)) == ["<act>", "reach", "desk"]
     expert = ExpertAction("take apple 1 from desk", "#good")
     assert words(tokenizer, policy.answer(tokenizer, SEEN, expert)) == ["#good", "take", "apple_1", "</s>"]
     text = tokenizer.decode(policy.answer(tokenizer, SEEN, expert), skip_special_tokens=True)

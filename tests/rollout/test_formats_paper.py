@@ -3,12 +3,16 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
+from rla_lightning.rollout.formats import Turn
 from rla_lightning.rollout.formats_paper import PaperCriticFormat, PaperJudgeFormat, PaperPolicyFormat, last_boxed
 from rla_lightning.types import ConfigError, ExpertAction, Observation, StepLabel
 
 SEEN = Observation("You see a mug.", ("look around", "take mug", "go to desk 1"))
 FREE = Observation("What is 2 + 3?")
-HISTORY = [(Observation("You are in a hall."), "open door"), (Observation("The door is locked."), "")]
+HISTORY = [
+    Turn(1, Observation("You are in a hall.", ("open door", "sit")), "open door"),
+    Turn(2, Observation("The door is locked.", ("open door", "knock")), ""),
+]
 CHAT = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -93,6 +97,42 @@ def test_judge():
     for score in (1, -1):
         answer = tokenizer.decode(judge.answer(tokenizer, StepLabel(score, "why")), skip_special_tokens=True)
         assert judge.parse(answer) == score
+
+
+LONG = [Turn(n, Observation(f"Room {n}.", ("go on", f"leave room {n}")), "go on") for n in range(1, 41)]
+
+
+def test_a_long_history_names_no_earlier_commands():
+    tokenizer = byte_tokenizer()
+    text = tokenizer.decode(PaperPolicyFormat().prompt(tokenizer, LONG, SEEN))
+    assert text.startswith(
+        "You are solving a task step by step by acting in an environment.\n\nWhat happened so far:\n"
+        "[1] Observed: Room 1.\n[1] Did: go on\n[2] Observed: Room 2.\n[2] Did: go on\n"
+    )
+    assert "[40] Observed: Room 40.\n[40] Did: go on\n\nWhat you observe now:\nYou see a mug.\n\n" in text
+    assert "leave room" not in text
+    text = tokenizer.decode(PaperJudgeFormat().prompt(tokenizer, LONG, SEEN, "take mug", "\\boxed{2}", True, "Taken."))
+    assert "leave room" not in text
+    assert text.count("Room 1.") == 1
+    assert "leave room" not in tokenizer.decode(PaperCriticFormat().prompt(tokenizer, "go", LONG, SEEN))
+
+
+def test_max_history():
+    tokenizer = byte_tokenizer()
+    log = "[1] Observed: Room 1.\n[1] Did: go on\n(turns 2 to 38 are left out)\n[39] Observed: Room 39.\n[39] Did: go on\n[40]"
+    texts = [
+        PaperPolicyFormat(max_history=2).prompt(tokenizer, LONG, SEEN),
+        PaperJudgeFormat(max_history=2).prompt(tokenizer, LONG, SEEN, "take mug", "\\boxed{2}", True, "Taken."),
+        PaperCriticFormat(max_history=2).prompt(tokenizer, "go", LONG, SEEN),
+    ]
+    for ids in texts:
+        assert log in tokenizer.decode(ids)
+    text = tokenizer.decode(PaperPolicyFormat(max_history=2).prompt(tokenizer, LONG[:4], SEEN))
+    assert "[1] Did: go on\n(turn 2 is left out)\n[3] Observed: Room 3." in text
+    assert "left out" not in tokenizer.decode(PaperPolicyFormat(max_history=2).prompt(tokenizer, LONG[:3], SEEN))
+    for format_ in (PaperPolicyFormat, PaperJudgeFormat, PaperCriticFormat):
+        with pytest.raises(ConfigError, match="max_history must be at least 1 or null, got 0"):
+            format_(max_history=0)
 
 
 def test_critic_and_end_tokens():

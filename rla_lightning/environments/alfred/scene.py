@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-Verb = Literal["go", "open", "close", "take", "move", "heat", "cool", "clean", "slice", "use", "examine", "look", "inventory", "help"]
+VERBS = ("go", "open", "close", "take", "move", "heat", "cool", "clean", "slice", "use", "examine", "look", "inventory", "help")
 Action = tuple[str, str, str]  # verb, object or "", receptacle (or tool) or ""
 Ability = Literal["pickup", "heat", "cool", "clean", "slice", "toggle"]
 

@@ -4,6 +4,7 @@ Written from the rules of AlfWorld's planning domain and text grammar; tests/env
 compares it with the engine command for command. The less obvious rules:
 
 * Walking to where the agent already is does nothing, so it is no command.
+* Only the object in hand can be examined: the engine never finds the domain's other case applicable.
 * Heating, cooling and cleaning need the object in hand at the appliance, which may be closed.
 * Slicing needs a knife in hand and the object *at the location*, even inside a closed receptacle. Objects have a
   location of their own (`spots`), which in AlfWorld's games is not always that of their receptacle.
@@ -22,7 +23,7 @@ from rla_lightning.environments.alfred.scene import APPLIANCES, KNIVES, Action, 
 
 NOTHING_HAPPENS = "Nothing happens."
 WELCOME = "-= Welcome to TextWorld, ALFRED! =-"
-HELP = """
+HELP = """\
 Available commands:
   look:                             look around your current location
   inventory:                        check your current inventory
@@ -180,10 +181,7 @@ def admissible(world: World, noticed: Container[str] | None = None) -> dict[str,
             can = scene.objects[name].can
             if "toggle" in can:
                 actions[f"use {name}"] = ("use", name, "")
-            if shut:
-                continue
-            actions[f"examine {name}"] = ("examine", name, "")
-            if not held and "pickup" in can:
+            if not shut and not held and "pickup" in can:
                 actions[f"take {name} from {place}"] = ("take", name, place)
         if held:
             if not shut and scene.accepts(place, held):
@@ -192,9 +190,8 @@ def admissible(world: World, noticed: Container[str] | None = None) -> dict[str,
             if process is not None and process in scene.objects[held].can:
                 actions[f"{process} {held} with {place}"] = (process, held, place)
     if held and scene.objects[held].type in KNIVES:
-        for name in scene.sliceable:
-            if (name, at) in world.spots and (noticed is None or name in noticed):
-                actions[f"slice {name} with {held}"] = ("slice", name, held)
+        near = [name for name in scene.sliceable if (name, at) in world.spots and (noticed is None or name in noticed)]
+        actions |= {f"slice {name} with {held}": ("slice", name, held) for name in near}
     return actions
 
 

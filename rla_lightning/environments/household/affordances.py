@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-MIDDLE = "middle"  # where the agent starts: next to no receptacle
+from rla_lightning.environments.alfred.scene import KIND_WORDS, Ability, Goal
+
 LAMP_TYPE = "desklamp"
 LAMP = "desklamp 1"
 MAX_COPIES = 3  # objects of one type in one scene
@@ -66,17 +66,7 @@ CLEANABLE = (_FOOD - {"bread"}) | _DISHES | _CUTLERY | _WASH
 SLICEABLE = _FOOD
 PROCESS_APPLIANCE: Mapping[str, str] = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
 PROCESSABLE: Mapping[str, frozenset[str]] = {"clean": CLEANABLE, "heat": HEATABLE, "cool": COOLABLE}
-PROCESS_STATE: Mapping[str, str] = {"clean": "clean", "heat": "hot", "cool": "cool"}
-
-KIND_WORDS: Mapping[str, str] = {  # ALFRED's goal kinds -> the one word that digests use
-    "pick_and_place_simple": "put",
-    "look_at_obj_in_light": "light",
-    "pick_clean_then_place_in_recep": "clean",
-    "pick_heat_then_place_in_recep": "heat",
-    "pick_cool_then_place_in_recep": "cool",
-    "pick_two_obj_and_place": "two",
-}
-GOAL_KINDS: tuple[str, ...] = tuple(KIND_WORDS)
+_ABLE: Mapping[Ability, frozenset[str]] = {"clean": CLEANABLE, "heat": HEATABLE, "cool": COOLABLE, "slice": SLICEABLE}
 
 
 def type_of(name: str) -> str:
@@ -88,40 +78,29 @@ RECEPTACLE_NAMES: tuple[str, ...] = tuple(f"{t} {i}" for t, n in RECEPTACLE_LIMI
 OBJECT_NAMES: tuple[str, ...] = (*(f"{t} {i}" for t in OBJECT_TYPES for i in range(1, MAX_COPIES + 1)), LAMP)
 # Look-ups by entity name: string splitting at every step would dominate the run time.
 TYPE: Mapping[str, str] = {name: type_of(name) for name in RECEPTACLE_NAMES + OBJECT_NAMES}
-WORD: Mapping[str, str] = {name: name.replace(" ", "_") for name in TYPE} | {MIDDLE: MIDDLE}
 OPENABLE = frozenset(name for name in RECEPTACLE_NAMES if TYPE[name] in OPENABLE_TYPES)
 
 
-@dataclass(frozen=True)
-class Goal:
-    """What has to hold: `object` and `target` are types; the target of a light goal is the lamp."""
-
-    kind: str
-    object: str
-    target: str
-
-    @property
-    def word(self) -> str:
-        return KIND_WORDS[self.kind]
-
-    @property
-    def count(self) -> int:
-        """Objects of the type that the goal needs."""
-        return 2 if self.word == "two" else 1
-
-    @property
-    def instruction(self) -> str:
-        return _INSTRUCTIONS[self.word].format(o=self.object, r=self.target)
-
-
 _INSTRUCTIONS: Mapping[str, str] = {
-    "put": "put some {o} on {r}.",
-    "light": "look at {o} under the {r}.",
-    "clean": "put a clean {o} in {r}.",
-    "heat": "put a hot {o} in {r}.",
-    "cool": "put a cool {o} in {r}.",
-    "two": "put two {o} in {r}.",
+    "put": "put some {o} on {r}",
+    "light": "look at {o} under the {r}",
+    "clean": "put a clean {o} in {r}",
+    "heat": "put a hot {o} in {r}",
+    "cool": "put a cool {o} in {r}",
+    "two": "put two {o} in {r}",
 }
+
+
+def instruction_of(goal: Goal) -> str:
+    return _INSTRUCTIONS[goal.word].format(o=goal.object, r=goal.target)
+
+
+def abilities_of(object_type: str) -> frozenset[Ability]:
+    if object_type == LAMP_TYPE:
+        return frozenset({"toggle"})
+    able: set[Ability] = {"pickup"}
+    able |= {ability for ability, kinds in _ABLE.items() if object_type in kinds}
+    return frozenset(able)
 
 
 def is_held_out(object_type: str, target_type: str) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any
 
+from rla_lightning.environments.alfred.scene import Goal
 from rla_lightning.environments.household.affordances import (
     LAMP,
     LAMP_TYPE,
@@ -13,7 +14,7 @@ from rla_lightning.environments.household.affordances import (
     OPENABLE_TYPES,
     RECEPTACLE_LIMITS,
     TYPE,
-    Goal,
+    instruction_of,
     split_pairs,
 )
 from rla_lightning.environments.household.scenes import (
@@ -186,7 +187,7 @@ def change_pair(spec: Spec, rng: Random, limits: Limits) -> bool:
         return False
     changed = Goal(goal.kind, *rng.choice(pairs))
     spec["goal"] = {"kind": changed.kind, "object": changed.object, "target": changed.target}
-    spec["instruction"] = changed.instruction
+    spec["instruction"] = instruction_of(changed) + "."
     if changed.object != goal.object:
         spec["objects"] = [o for o in spec["objects"] if TYPE[o["name"]] != changed.object]
         for item in spec["objects"]:

@@ -7,28 +7,27 @@ from math import ceil
 from random import Random
 from typing import Any
 
+from rla_lightning.environments.alfred.episode import AlfredEpisode
+from rla_lightning.environments.alfred.knowledge import FILLER_WORDS, MIDDLE, SLOT_WORDS, STATE_WORDS, word_of
+from rla_lightning.environments.alfred.planner import CRITIQUES, THOUGHTS, distance, expert_step, label
+from rla_lightning.environments.alfred.scene import GOAL_KINDS, KIND_WORDS, VERBS
+from rla_lightning.environments.alfred.world import is_won
 from rla_lightning.environments.base import Environment, Episode
 from rla_lightning.environments.household.affordances import (
     FITS,
-    GOAL_KINDS,
-    KIND_WORDS,
     LAMP_HOLDERS,
     LAMP_TYPE,
-    MIDDLE,
     OBJECT_NAMES,
     OBJECT_TYPES,
     OPENABLE,
-    PROCESS_STATE,
     RECEPTACLE_LIMITS,
     RECEPTACLE_NAMES,
     TYPE,
-    WORD,
+    instruction_of,
     is_held_out,
     legal_pairs,
 )
 from rla_lightning.environments.household.edits import edited
-from rla_lightning.environments.household.knowledge import FILLER_WORDS, SLOT_WORDS
-from rla_lightning.environments.household.planner import CRITIQUES, THOUGHTS, distance, expert_step, label
 from rla_lightning.environments.household.scenes import (
     MAX_TURNS_OOD,
     MIN_RECEPTACLES,
@@ -36,14 +35,13 @@ from rla_lightning.environments.household.scenes import (
     Limits,
     difficulty_of,
     draw_spec,
+    goal_of,
+    initial_world,
     knobs_of,
     spec_id,
 )
-from rla_lightning.environments.household.simulator import HouseholdEpisode, goal_of, initial_world, receptacles_of
-from rla_lightning.environments.household.world import is_won
 from rla_lightning.types import ConfigError, Direction, ExpertAction, Split, StepLabel, Task
 
-VERBS = ("go", "open", "close", "take", "move", "heat", "cool", "clean", "slice", "use", "examine", "look", "inventory", "help")
 KNOB_WORDS = ("receptacles", "distractors", "closed", "hidden", "copies", "noise", "turns")
 PLAN_SLACK = 1.25  # turns that a task must allow for each step of its shortest plan
 _MAX_RECEPTACLES = 12  # of the in-domain setting
@@ -88,10 +86,12 @@ class HouseholdEnvironment(Environment):
             raise ConfigError(f"household: difficulty must be from 0 to 1, got {difficulty}")
         spec = draw_spec(rng, difficulty, split, self.goal_kinds, self.limits)
         name = spec_id(spec)
-        return Task(name, self.name, spec, difficulty_of(spec), root_id=name)
+        return Task(name, self.name, spec, difficulty_of(spec), root_id=name, kind=spec["goal"]["kind"])
 
-    def start(self, task: Task) -> HouseholdEpisode:
-        return HouseholdEpisode(task.spec)
+    def start(self, task: Task) -> AlfredEpisode:
+        spec = task.spec
+        instruction = spec["instruction"].removesuffix(".")
+        return AlfredEpisode(goal_of(spec), initial_world(spec), instruction, spec["max_turns"], spec["noise"], spec["seed"])
 
     def vary(self, task: Task, direction: Direction, rng: Random, number: int) -> Sequence[Task]:
         """Valid rewrites of an in-domain task, each 1 to 3 edits away; a held-out task has none."""
@@ -105,7 +105,7 @@ class HouseholdEnvironment(Environment):
             if spec is None:
                 continue
             name = spec_id(spec)
-            child = Task(name, self.name, spec, difficulty_of(spec), task.root_id, task.id, task.version + 1)
+            child = Task(name, self.name, spec, difficulty_of(spec), task.root_id, task.id, task.version + 1, task.kind)
             if name not in found and self.validate(child, task) is None:
                 found[name] = child
         return tuple(found.values())
@@ -125,8 +125,8 @@ class HouseholdEnvironment(Environment):
 
     def vocabulary(self) -> tuple[str, ...]:
         words = {*KIND_WORDS.values(), *OBJECT_TYPES, *RECEPTACLE_LIMITS, LAMP_TYPE, MIDDLE}
-        words |= {WORD[name] for name in RECEPTACLE_NAMES + OBJECT_NAMES}
-        words |= {*SLOT_WORDS, *FILLER_WORDS, *PROCESS_STATE.values(), *VERBS, *KNOB_WORDS, *THOUGHTS, *CRITIQUES}
+        words |= {word_of(name) for name in RECEPTACLE_NAMES + OBJECT_NAMES}
+        words |= {*SLOT_WORDS, *FILLER_WORDS, *STATE_WORDS.values(), *VERBS, *KNOB_WORDS, *THOUGHTS, *CRITIQUES}
         words |= {f"n{value}" for value in range(MAX_TURNS_OOD + 1)}
         return tuple(sorted(words))
 
@@ -139,8 +139,8 @@ class HouseholdEnvironment(Environment):
         return label(household.knowledge, household.world, household.distance(), household.parse(action))
 
 
-def _household(episode: Episode) -> HouseholdEpisode:
-    if not isinstance(episode, HouseholdEpisode):
+def _household(episode: Episode) -> AlfredEpisode:
+    if not isinstance(episode, AlfredEpisode):
         raise TypeError(f"Not an episode of the household: {type(episode).__name__}")
     return episode
 
@@ -169,7 +169,7 @@ def _scene_problems(spec: Mapping[str, Any]) -> Iterator[str]:
 def _goal_problems(spec: Mapping[str, Any]) -> Iterator[str]:
     """What is wrong with the goal of a scene that the tables allow."""
     goal, world = goal_of(spec), initial_world(spec)
-    if spec["instruction"] != goal.instruction:
+    if spec["instruction"] != instruction_of(goal) + ".":
         yield f"The instruction {spec['instruction']!r} disagrees with the goal."
     if (goal.object, goal.target) not in legal_pairs(goal.kind):
         yield f"The pair {goal.object}, {goal.target} makes no goal of kind {goal.kind}."
@@ -177,7 +177,7 @@ def _goal_problems(spec: Mapping[str, Any]) -> Iterator[str]:
         yield f"The pair {goal.object}, {goal.target} is held out."
     if is_won(goal, world):
         yield "The goal already holds."
-    steps = distance(goal, world, receptacles_of(spec))
+    steps = distance(goal, world)
     if steps is None:
         yield "The goal cannot be reached."
     elif ceil(PLAN_SLACK * steps) > spec["max_turns"]:

@@ -15,6 +15,10 @@ from math import ceil
 from random import Random
 from typing import Any
 
+from rla_lightning.environments.alfred.knowledge import MIDDLE
+from rla_lightning.environments.alfred.planner import distance
+from rla_lightning.environments.alfred.scene import Goal, Receptacle, Scene, Thing
+from rla_lightning.environments.alfred.world import World
 from rla_lightning.environments.household.affordances import (
     FITS,
     LAMP,
@@ -26,11 +30,10 @@ from rla_lightning.environments.household.affordances import (
     PROCESS_APPLIANCE,
     RECEPTACLE_LIMITS,
     TYPE,
-    Goal,
+    abilities_of,
+    instruction_of,
     split_pairs,
 )
-from rla_lightning.environments.household.planner import distance
-from rla_lightning.environments.household.simulator import goal_of, initial_world, receptacles_of
 from rla_lightning.types import Split
 
 Spec = dict[str, Any]
@@ -67,6 +70,26 @@ def spec_id(spec: Mapping[str, Any]) -> str:
     return "household-" + hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:12]
 
 
+def goal_of(spec: Mapping[str, Any]) -> Goal:
+    return Goal(**spec["goal"])
+
+
+def scene_of(spec: Mapping[str, Any]) -> Scene:
+    """The fixed part of a spec; every receptacle is a location of its own."""
+    receptacles = {r["name"]: Receptacle(TYPE[r["name"]], r["name"], r["name"] in OPENABLE) for r in spec["receptacles"]}
+    objects = {o["name"]: Thing(TYPE[o["name"]], abilities_of(TYPE[o["name"]])) for o in spec["objects"]}
+    return Scene(receptacles, objects, FITS)
+
+
+def initial_world(spec: Mapping[str, Any]) -> World:
+    """The state in which a spec starts."""
+    world = World(scene_of(spec), MIDDLE, opened={r["name"] for r in spec["receptacles"] if r["open"] and r["name"] in OPENABLE})
+    for item in spec["objects"]:
+        world.put(item["name"], item["place"])
+        world.spots.add((item["name"], item["place"]))
+    return world
+
+
 def knobs_of(spec: Mapping[str, Any]) -> Knobs:
     goal, closed = goal_of(spec), {r["name"] for r in spec["receptacles"] if not r["open"]}
     own = [o for o in spec["objects"] if TYPE[o["name"]] == goal.object]
@@ -99,7 +122,7 @@ def difficulty_of(spec: Mapping[str, Any]) -> float:
 def expected_turns(spec: Mapping[str, Any]) -> float:
     """About how long an expert who has to search needs, for a solvable spec."""
     goal, world, knobs = goal_of(spec), initial_world(spec), knobs_of(spec)
-    shortest = distance(goal, world, receptacles_of(spec))
+    shortest = distance(goal, world)
     if shortest is None:
         raise ValueError("The goal cannot be reached.")
     search = knobs.receptacles + knobs.closed  # to look into everything
@@ -193,7 +216,7 @@ def _spread(rng: Random, low: int, high: int, difficulty: float) -> int:
 def _attempt(rng: Random, difficulty: float, goal: Goal, split: Split, limits: Limits) -> Spec | None:
     spec: Spec = {
         "goal": {"kind": goal.kind, "object": goal.object, "target": goal.target},
-        "instruction": goal.instruction,
+        "instruction": instruction_of(goal) + ".",
         "receptacles": [],
         "objects": [],
         "max_turns": 0,
@@ -222,7 +245,7 @@ def _attempt(rng: Random, difficulty: float, goal: Goal, split: Split, limits: L
         return None
     level = max(0.0, difficulty - 0.3) * rng.random() * 0.4
     spec["noise"] = min(limits.max_noise, round(level, 1))
-    if distance(goal, initial_world(spec), receptacles_of(spec)) is None:
+    if distance(goal, initial_world(spec)) is None:
         return None
     spec["max_turns"] = turn_limit(spec, limits)
     return spec

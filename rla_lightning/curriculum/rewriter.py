@@ -1,0 +1,256 @@
+"""Rewrites written by a frozen language model: it is asked about every task outside the band, several times each.
+
+What it is asked and how its answers are read is the environment's business (`rewrite_prompt`, `apply_rewrite`). An
+answer that is no valid new task is counted by its reason and proposes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+from torch import nn
+
+from rla_lightning.curriculum.adapters import Predict, ProposingAdapter, Request, usable_variants
+from rla_lightning.curriculum.pool import TaskPool
+from rla_lightning.distributed import failing_together, from_first, rank
+from rla_lightning.environments.base import Environment
+from rla_lightning.models.language_model import LoadedModel, load_language_model
+from rla_lightning.models.specs import LanguageModelSpec
+from rla_lightning.rollout.formats_paper import render
+from rla_lightning.rollout.sampler import TransformersSampler
+from rla_lightning.types import Completion, ConfigError, SamplingParams, Task, TaskFeedback
+
+logger = logging.getLogger(__name__)
+
+FALLBACK_VARIANTS = 24  # asked of the environment per task
+REFUSALS = (
+    "truncated",  # max_new_tokens reached before the end
+    "refused",  # by the environment: unreadable, unchanged or against its rules
+    "unchanged",  # the task itself
+    "known",  # seen before in this run, or held out
+    "invalid",
+    "repeated",  # an earlier attempt gave the same task
+    "failed",  # the environment raised an error
+)
+COUNTED = (
+    "tasks",  # outside the band, in line and with room for a proposal
+    "unasked",  # of these: the environment has no question about the task, or it is too long for the context
+    "answers",  # = usable + all refusals
+    "usable",
+    *REFUSALS,
+    "fallbacks",  # tasks whose candidates came from the environment instead
+    "without",  # tasks that ended without any candidate
+)
+
+
+class RewriterAdapter(ProposingAdapter):
+    """Proposes, for each task outside the band, a rewrite by a language model (paper: Qwen3-4B, frozen)."""
+
+    def __init__(
+        self,
+        model: LanguageModelSpec,
+        attempts: int = 8,
+        temperature: float = 0.8,
+        top_p: float = 0.95,
+        max_new_tokens: int = 2048,
+        low: float = 0.2,
+        high: float = 0.8,
+        target: float = 0.5,
+        max_proposals: int | None = None,
+        ranking: Literal["critic", "first"] = "critic",
+        parametric_fallback: bool = False,
+        device: str = "auto",
+        offload: bool = True,
+        sampler_tokens: int = 32768,
+    ) -> None:
+        """Configure who rewrites and when.
+
+        Args:
+            model: the rewriter, pretrained; it is never trained. Under several processes only the first one loads it.
+            attempts: answers drawn per task, all in one batch.
+            temperature: of the answers, 0 makes all attempts equal.
+            top_p: nucleus filter, 1 switches it off.
+            max_new_tokens: limit of one answer, thinking included; a longer one is refused.
+            low: a success rate below it asks for an easier task.
+            high: a success rate above it asks for a harder task.
+            target: wanted success rate of the chosen rewrite.
+            max_proposals: most proposals pending at a time; null: no limit.
+            ranking: `critic` chooses among the valid answers by `anchored_success`, `first` takes the first one (paper).
+            parametric_fallback: where no answer is valid, choose among the environment's own variants.
+            device: that the rewriter runs on; auto: the current GPU if there is one, else the CPU.
+            offload: keep its weights in the CPU's memory while it is not used.
+            sampler_tokens: most tokens (prompts and answers, padded) decoded in one batch.
+        """
+        super().__init__(low, high, target, max_proposals, asks_critic=ranking == "critic")
+        if model.path is None:
+            raise ConfigError("the rewriter is never trained, so it needs a pretrained model: set its model.path, got null")
+        if model.lora is not None:
+            raise ConfigError(f"the rewriter is never trained: its model.lora must be null, got {model.lora}")
+        for name, value in (("attempts", attempts), ("max_new_tokens", max_new_tokens), ("sampler_tokens", sampler_tokens)):
+            if value < 1:
+                raise ConfigError(f"the rewriter's {name} must be at least 1, got {value}")
+        if temperature < 0:
+            raise ConfigError(f"the rewriter's temperature must not be negative, got {temperature}")
+        if not 0 < top_p <= 1:
+            raise ConfigError(f"the rewriter's top_p must be in (0, 1], got {top_p}")
+        if ranking not in ("critic", "first"):
+            raise ConfigError(f"ranking must be 'critic' or 'first', got '{ranking}'")
+        self.model = model
+        self.attempts = attempts
+        self.params = SamplingParams(temperature=temperature, top_p=top_p, max_new_tokens=max_new_tokens)
+        self.parametric_fallback = parametric_fallback
+        self.device = _device(device)
+        self.offload = offload
+        self.sampler_tokens = sampler_tokens
+        self._loaded: LoadedModel | None = None
+        self._counts: Counter[str] = Counter()
+
+    def statistics(self) -> dict[str, float]:
+        return {f"rewrite_{name}": float(self._counts[name]) for name in COUNTED}
+
+    def adapt(
+        self, environment: Environment, pool: TaskPool, feedback: Sequence[TaskFeedback], predict: Predict, key: str
+    ) -> None:
+        if type(environment).rewrite_prompt is Environment.rewrite_prompt:
+            raise ConfigError(
+                f"environment '{environment.name}' has no rewrite_prompt, so a language model cannot rewrite its tasks: "
+                "use rla_lightning.curriculum.adapters.ParametricAdapter"
+            )
+        self._counts.clear()
+        super().adapt(environment, pool, feedback, predict, key)
+
+    def _candidates(
+        self, environment: Environment, pool: TaskPool, requests: Sequence[Request], key: str
+    ) -> list[tuple[Task, ...]]:
+        candidates: list[tuple[Task, ...]] = []
+        counts: Counter[str] = Counter()
+        with failing_together():
+            if rank() == 0:
+                candidates, counts = self._written(environment, pool, requests, key)
+        candidates, counts = from_first((candidates, counts))
+        self._counts.update(counts)
+        return candidates
+
+    def _written(
+        self, environment: Environment, pool: TaskPool, requests: Sequence[Request], key: str
+    ) -> tuple[list[tuple[Task, ...]], Counter[str]]:
+        """The candidates of each request in the order of the attempts, and what became of the answers."""
+        prompts = {i: prompt for i, request in enumerate(requests) if (prompt := _question(environment, request)) is not None}
+        keys = [f"{key}/rewrite/{requests[i].parent.task.id}" for i in prompts]
+        answers = dict(zip(prompts, self._answers(list(prompts.values()), keys), strict=True))
+        counts = Counter(tasks=len(requests))
+        candidates = []
+        for i, request in enumerate(requests):
+            completions = answers.get(i) or []
+            counts["unasked"] += not completions
+            counts["answers"] += len(completions)
+            usable = _read(environment, pool, request.parent.task, completions, counts)
+            if not usable and self.parametric_fallback:
+                usable = usable_variants(environment, pool, request, FALLBACK_VARIANTS, key)
+                counts["fallbacks"] += bool(usable)
+            counts["without"] += not usable
+            candidates.append(usable)
+        return candidates, counts
+
+    def _answers(self, prompts: Sequence[str], keys: Sequence[str]) -> list[list[Completion]]:
+        """`attempts` answers to each prompt, none to one that leaves no room for an answer."""
+        if not prompts:
+            return []
+        loaded = self._load()
+        rendered = [render(loaded.tokenizer, prompt) for prompt in prompts]
+        room = loaded.context_length - self.params.max_new_tokens
+        fitting = [i for i, prompt in enumerate(rendered) if len(prompt) <= room]
+        for i in sorted(set(range(len(prompts))).difference(fitting)):
+            logger.warning("%s: a prompt of %d tokens is too long for the rewriter (%d)", keys[i], len(rendered[i]), room)
+        sampler = TransformersSampler(loaded.model, loaded.tokenizer, self.sampler_tokens)
+        with self._placed(loaded):
+            drawn = sampler.sample([rendered[i] for i in fitting], self.attempts, self.params, [keys[i] for i in fitting])
+        by_index = dict(zip(fitting, drawn, strict=True))
+        return [by_index.get(i, []) for i in range(len(prompts))]
+
+    def _load(self) -> LoadedModel:
+        if self._loaded is None:
+            loaded = load_language_model(self.model, (), "rewriter")
+            if self.params.max_new_tokens >= loaded.context_length:
+                raise ConfigError(
+                    f"the rewriter's max_new_tokens {self.params.max_new_tokens} leaves no room for a prompt "
+                    f"in its context of {loaded.context_length} tokens"
+                )
+            self._loaded = loaded
+        return self._loaded
+
+    @contextmanager
+    def _placed(self, loaded: LoadedModel) -> Iterator[None]:
+        """The model on its device inside, and afterwards in the CPU's memory if it is to be offloaded."""
+        device = self.device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        model: nn.Module = loaded.model
+        model.to(device)
+        try:
+            yield
+        finally:
+            if self.offload and device.type != "cpu":
+                model.to("cpu")
+                if device.type == "cuda":
+                    torch.cuda.empty_cache()  # for the other models, which share the device
+
+
+def _device(name: str) -> torch.device | None:
+    if name == "auto":
+        return None
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"the rewriter's device {name!r} is neither auto nor a device of torch") from error
+
+
+def _question(environment: Environment, request: Request) -> str | None:
+    parent = request.parent
+    try:
+        return environment.rewrite_prompt(parent.task, request.direction, request.critique, parent.successes, parent.rollouts)
+    except Exception as error:  # of somebody's environment: the task stays as it is, the run goes on
+        logger.warning("no question about task %s: %s: %s", parent.task.id, type(error).__name__, error)
+        return None
+
+
+def _read(
+    environment: Environment, pool: TaskPool, parent: Task, completions: Sequence[Completion], counts: Counter[str]
+) -> tuple[Task, ...]:
+    """The usable tasks among the answers, in their order; what becomes of each answer is added to the counts."""
+    usable: dict[str, Task] = {}
+    for completion in completions:
+        task, reason = _judge(environment, pool, parent, completion)
+        if task is not None and task.id in usable:
+            task, reason = None, "repeated"
+        if task is not None:
+            usable[task.id] = task
+        counts[reason] += 1
+    return tuple(usable.values())
+
+
+def _judge(environment: Environment, pool: TaskPool, parent: Task, completion: Completion) -> tuple[Task | None, str]:
+    """The task that an answer stands for if it can be used, and "usable" or why it cannot."""
+    if completion.stop_reason == "TRUNCATED":  # a box in unfinished thoughts is no answer
+        return None, "truncated"
+    problem: str | None = None
+    try:
+        task = environment.apply_rewrite(parent, completion.text)
+        if isinstance(task, Task) and not pool.knows(task.id):
+            problem = environment.validate(task, parent)
+    except Exception as error:  # of somebody's environment: one answer is lost, the run goes on
+        logger.warning("a rewrite of task %s failed: %s: %s", parent.id, type(error).__name__, error)
+        return None, "failed"
+    if isinstance(task, str):
+        reason, problem = "refused", task
+    elif pool.knows(task.id):
+        reason = "unchanged" if task.id == parent.id else "known"
+    elif problem is not None:
+        reason = "invalid"
+    else:
+        return task, "usable"
+    logger.info("a rewrite of task %s is %s: %s", parent.id, reason, problem or completion.text)
+    return None, reason
