@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 CONFIG ?= configs/household.yaml
 ARGS ?=
 
-.PHONY: help install run test test-slow check bench clean
+.PHONY: help install engine run test test-slow check bench clean
 
 help:  ## List the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -16,6 +16,12 @@ $(VENV)/.installed: pyproject.toml scripts/constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint scripts/constraints.txt $(PIP_ARGS) --editable '.[dev]'
+	@touch $@
+
+engine: $(VENV)/.engine  ## Install TextWorld and AlfWorld, without what only their graphics need (Fast Downward compiles: cmake, g++).
+
+$(VENV)/.engine: $(VENV)/.installed scripts/engine.txt
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --quiet $(PIP_ARGS) --no-deps --requirement scripts/engine.txt
 	@touch $@
 
 run: install  ## The main job: train, then report the test sets before and after (CONFIG=..., ARGS="--seed_everything 1").

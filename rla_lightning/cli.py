@@ -1,4 +1,4 @@
-"""The command `rla`: `fit`, `validate` and `test` of LightningCLI on ClosedLoop and EnvironmentDataModule."""
+"""The command `rla`: `fit`, `validate` and `test` of LightningCLI on ClosedLoop and EnvironmentDataModule, and `games`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import lightning as L
-from jsonargparse import Namespace
+from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
@@ -24,6 +24,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from rich.console import Console
 
 from rla_lightning.datamodule import EnvironmentDataModule
+from rla_lightning.environments.alfworld.builder import build_games
 from rla_lightning.evaluation import evaluation_table
 from rla_lightning.module import ClosedLoop
 from rla_lightning.runs import ReplayMetrics, check_checkpoint, discard_unused, last_checkpoint, new_run_folder, process_rank
@@ -37,6 +38,7 @@ HARMLESS_WARNINGS = (
     ".*returned a view tensor",  # nobody changes the critic's logits in place
     ".*The dirpath has changed from",  # a resumed run has a folder of its own
 )
+COMMANDS = {"games": build_games}
 UNUSABLE_STRATEGIES = ("ddp", "fsdp", "deepspeed")  # prefixes of Lightning's names
 FIXED_SETTINGS = {
     "reload_dataloaders_every_n_epochs": (1, "tasks are regenerated every epoch"),
@@ -65,10 +67,23 @@ class RlaParser(LightningArgumentParser):
         _fail(str(known) if known else self.reading + _one_line(message))
 
 
+class CommandParser(ArgumentParser):
+    """Reports a mistake in one line."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        known = _config_error(ex)
+        _fail(str(known) if known else _one_line(message))
+
+
 class RlaCLI(LightningCLI):
     """LightningCLI with one environment for data and model, one seed, and one run folder per run."""
 
     run_folder: Path | None = None
+
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        parser = super().init_parser(**kwargs)
+        parser.epilog = "More commands: " + ", ".join(f"rla {name} --help" for name in COMMANDS)
+        return parser
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument("--experiment", type=str, default="default", help="Runs go to runs/<experiment>/version_N.")
@@ -143,7 +158,11 @@ def main(args: list[str] | None = None) -> None:
     for message in HARMLESS_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_no_adverts)
+    words = sys.argv[1:] if args is None else args
     try:
+        if words and words[0] in COMMANDS:
+            print(_run_command(words[0], words[1:]))
+            return
         RlaCLI(
             ClosedLoop,
             EnvironmentDataModule,
@@ -170,6 +189,14 @@ def main(args: list[str] | None = None) -> None:
         if known is None:
             raise
         _fail(str(known))
+
+
+def _run_command(name: str, args: list[str]) -> object:
+    """A command that needs neither models nor a trainer: a function with its arguments as options."""
+    about = (COMMANDS[name].__doc__ or "").partition("\n")[0]
+    parser = CommandParser(prog=f"rla {name}", description=about)
+    parser.add_function_arguments(COMMANDS[name], as_positional=True)
+    return COMMANDS[name](**parser.instantiate_classes(parser.parse_args(args)).as_dict())
 
 
 def _no_adverts(record: logging.LogRecord) -> bool:

@@ -92,13 +92,13 @@ def _listed(kinds: Mapping[str, int]) -> str:
 
 def build_games(
     root: Path,
-    number: int,
+    number: int = 256,
     seed: int = 0,
     size: Size = "full",
     evaluation_games: int | None = None,
     sliced_share: float = SLICED_SHARE,
 ) -> BuiltGames:
-    """Write games below `root`/json_2.1.1; all of them or, after an error, none.
+    """Build AlfWorld games in a folder, below json_2.1.1; all of them or, after an error, none.
 
     Args:
         root: a folder that does not exist or is empty.

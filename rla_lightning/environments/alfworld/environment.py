@@ -50,12 +50,14 @@ class LocalGames:
     """Games to build where the data folder does not exist yet; see `rla games`.
 
     Args:
-        number: of training games; an eighth as many for each of the two test sets.
+        number: of training games.
+        evaluation_games: of each of the two test sets; null: an eighth of `number`.
         seed: of everything about them.
         size: full has ALFRED's 10 to 30 receptacles in a room, small 6 to 10 for tiny models.
     """
 
     number: int = 256
+    evaluation_games: int | None = None
     seed: int = 0
     size: Size = "full"
 
@@ -107,7 +109,7 @@ class AlfWorldEnvironment(Environment):
         root = Path(data).expanduser()
         if build is not None and not root.exists():
             logger.warning("alfworld: building %d games of seed %d in %s", build.number, build.seed, root)
-            build_games(root, build.number, build.seed, size=build.size)
+            build_games(root, build.number, build.seed, build.size, build.evaluation_games)
         self.folder = index_games(root, kinds)
         self.root = self.folder.root
         self.changes = tuple(changes)

@@ -107,6 +107,8 @@ def game_of(problem: Problem, instruction: str, walkthrough: Sequence[str] = ())
         names[entity]: Receptacle(types.get(entity, ""), location, entity in openable)
         for entity, location in facts["receptacleatlocation"]
     }
+    if len(receptacles) != len(facts["receptacleatlocation"]):
+        raise GameError("a receptacle is at two locations")
     abilities: defaultdict[str, set[Ability]] = defaultdict(set)
     for predicate, ability in _ABILITIES.items():
         for (entity,) in facts[predicate]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import count
 
 from rla_lightning.environments.alfred.scene import Goal
 
@@ -22,6 +23,12 @@ PROCESSES = {  # kind of goal -> (what the object must be able to, what must hav
     "pick_clean_then_place_in_recep": ("cleanable", "isclean"),
     "pick_heat_then_place_in_recep": ("heatable", "ishot"),
     "pick_cool_then_place_in_recep": ("coolable", "iscool"),
+}
+ARITIES: Mapping[str, int] = {  # arguments of the predicates that the simulator reads
+    **dict.fromkeys(("openable", "opened", "isreceptacleobject", "pickupable", "toggleable", "istoggled"), 1),
+    **dict.fromkeys(("sliceable", "issliced", "cleanable", "isclean", "heatable", "ishot", "coolable", "iscool"), 1),
+    **dict.fromkeys(("atlocation", "receptacleatlocation", "objectatlocation", "inreceptacle", "inreceptacleobject"), 2),
+    **dict.fromkeys(("receptacletype", "objecttype", "cancontain", "holds"), 2),
 }
 _TOKEN = re.compile(r";[^\n]*|[()]|[^\s()]+")
 
@@ -47,11 +54,13 @@ class Problem:
 
 def parse_problem(text: str) -> Problem:
     """Read a PDDL problem of AlfWorld; GameError says what is wrong with it."""
-    sections = {section[0]: section[1:] for section in _parse(text)[1:] if isinstance(section, list) and section}
+    sections = {section[0]: section[1:] for section in _parse(text) if isinstance(section, list) and _starts_with_word(section)}
     for name in (":objects", ":init", ":goal"):
         if name not in sections:
             raise GameError(f"the problem has no {name}")
-    facts = frozenset(tuple(str(word) for word in fact) for fact in sections[":init"] if _is_fact(fact))
+    if len(sections[":goal"]) != 1:
+        raise GameError("the problem's goal is not one expression")
+    facts = frozenset(_facts(sections[":init"]))
     return Problem(_typed(sections[":objects"]), facts, _goal(sections[":goal"][0]))
 
 
@@ -72,9 +81,25 @@ def _parse(text: str) -> list[Expression]:
     return stack[0][0]
 
 
-def _is_fact(item: Expression) -> bool:
-    """Costs and distances, (= ...), are no facts."""
-    return isinstance(item, list) and bool(item) and item[0] != "=" and all(isinstance(word, str) for word in item)
+def _starts_with_word(expression: list[Expression]) -> bool:
+    return bool(expression) and isinstance(expression[0], str)
+
+
+def _facts(items: list[Expression]) -> Iterator[Fact]:
+    """The initial state's facts; costs and distances, (= ...), are none."""
+    for item in items:
+        if not isinstance(item, list) or not _starts_with_word(item):
+            raise GameError("the problem's initial state is not a list of facts")
+        if item[0] != "=":
+            yield _atom(item)
+
+
+def _atom(expression: list[Expression]) -> Fact:
+    words = tuple(word for word in expression if isinstance(word, str))
+    predicate, arguments = words[0], len(words) - 1
+    if len(words) != len(expression) or ARITIES.get(predicate, arguments) != arguments:
+        raise GameError(f"{predicate!r} does not have the arguments that it should have")
+    return words
 
 
 def _typed(words: list[Expression]) -> dict[str, str]:
@@ -98,45 +123,56 @@ def _typed(words: list[Expression]) -> dict[str, str]:
 
 def _goal(expression: Expression) -> Goal:
     """Recognise one of ALFRED's goals: the one whose meaning is exactly the expression's."""
-    found = _conditions(expression)
-    kinds = {fact[0]: fact for fact in found}
-    typed = [fact[-1].removesuffix("type") for fact in found if fact[0] == "objecttype"]
-    if not typed:
-        raise GameError("the goal names no object type")
-    if "istoggled" in kinds:
-        lamp = next((fact[-1] for fact in found if fact[0] == "objecttype" and fact[1] == kinds["istoggled"][1]), "")
-        held = next(
-            (fact[-1] for fact in found if fact[0] == "objecttype" and fact[1] == kinds.get("holds", ("", "", ""))[2]), ""
-        )
-        goal = Goal("look_at_obj_in_light", held.removesuffix("type"), lamp.removesuffix("type"))
+    found = _meaning(expression)
+    said = {fact[0]: fact for fact in found}
+    types = {fact[1]: fact[2].removesuffix("type") for fact in found if fact[0] == "objecttype"}
+    if not types:
+        raise GameError("the goal names no type of object")
+    if "istoggled" in said:
+        goal = Goal("look_at_obj_in_light", types.get(said.get("holds", ("",))[-1], ""), types.get(said["istoggled"][1], ""))
     else:
-        target = kinds.get("receptacletype", ("", "", ""))[2].removesuffix("type")
-        kind = next((name for name, (_, state) in PROCESSES.items() if state in kinds), "pick_and_place_simple")
-        goal = Goal("pick_two_obj_and_place" if "not=" in kinds else kind, typed[0], target)
-    goal = replace(goal, sliced="issliced" in kinds)
-    if _canonical(found) != _canonical(_conditions(_parse(render_goal(goal))[1])):
+        target = said.get("receptacletype", ("",))[-1].removesuffix("type")
+        kind = next((name for name, (_, state) in PROCESSES.items() if state in said), "pick_and_place_simple")
+        goal = Goal("pick_two_obj_and_place" if "not=" in said else kind, min(types.values()), target)
+    goal = replace(goal, sliced="issliced" in said)
+    if _canonical(found) != _canonical(_meaning(_parse(render_goal(goal))[1])):
         raise GameError("a goal of an unknown kind")
     return goal
 
 
-def _conditions(expression: Expression) -> set[Fact]:
-    """The conditions of nested and/exists; GameError for anything else."""
-    if not isinstance(expression, list) or not expression:
+def _meaning(expression: Expression) -> set[Fact]:
+    """The conditions without the types of variables that nothing else is said of."""
+    found = set(_conditions(expression, {}, count(1)))
+    used = {word for fact in found if fact[0] != "type" for word in fact}
+    return {fact for fact in found if fact[0] != "type" or fact[1] in used}
+
+
+def _conditions(expression: Expression, names: Mapping[str, str], numbers: Iterator[int]) -> Iterator[Fact]:
+    """The conditions of nested and/exists, each variable with a name and a type of its own; GameError for anything else."""
+    if not isinstance(expression, list) or not expression or not isinstance(expression[0], str):
         raise GameError("the goal is not an expression")
     head, *rest = expression
     if head == "and":
-        return {condition for part in rest for condition in _conditions(part)}
-    if head == "exists" and len(rest) == 2:
-        return _conditions(rest[1])
-    if head == "not" and len(rest) == 1 and isinstance(rest[0], list) and rest[0][0] == "=":
-        return {("not=", *sorted(str(word) for word in rest[0][1:]))}
-    if (
-        isinstance(head, str)
-        and head not in ("or", "not", "forall", "imply", "when")
-        and all(isinstance(word, str) for word in rest)
-    ):
-        return {(head, *(str(word) for word in rest))}
-    raise GameError(f"the goal uses {head!r}")
+        for part in rest:
+            yield from _conditions(part, names, numbers)
+    elif head == "exists" and len(rest) == 2 and isinstance(rest[0], list):
+        typed = _typed(rest[0])
+        inner = {**names, **{variable: f"?{next(numbers)}" for variable in typed}}
+        yield from (("type", inner[variable], kind) for variable, kind in typed.items())
+        yield from _conditions(rest[1], inner, numbers)
+    elif head == "not" and len(rest) == 1 and isinstance(rest[0], list) and rest[0][:1] == ["="]:
+        yield ("not=", *sorted(_bound(_atom(rest[0]), names)[1:]))
+    elif head in ARITIES:
+        yield _bound(_atom(expression), names)
+    else:
+        raise GameError(f"the goal uses {head!r}")
+
+
+def _bound(fact: Fact, names: Mapping[str, str]) -> Fact:
+    for word in fact:
+        if word.startswith("?") and word not in names:
+            raise GameError(f"the goal's {word} is not bound")
+    return tuple(names.get(word, word) for word in fact)
 
 
 def _canonical(conditions: set[Fact]) -> frozenset[Fact]:
