@@ -31,7 +31,7 @@ PROBLEM = """
     agent1 - agent
     loc_bar_0 loc_bar_1 - location
     loc_bar_2 - location
-    Mug_bar_1 Mug_bar_2 Lamp - object
+    Mug_bar_1 Mug_bar_2 Lamp_bar_1 - object
     Desk_bar_1 Drawer_bar_1 Sink_bar_1_bar_SinkBasin Shelf_bar_9 - receptacle
     MugType DeskLampType - otype  DeskType DrawerType SinkBasinType - rtype
   )
@@ -47,8 +47,8 @@ PROBLEM = """
     (objectType Mug_bar_1 MugType) (pickupable Mug_bar_1) (heatable Mug_bar_1) (isReceptacleObject Mug_bar_1)
     (inReceptacle Mug_bar_1 Desk_bar_1) (inReceptacle Mug_bar_1 Drawer_bar_1) (objectAtLocation Mug_bar_1 loc_bar_2)
     (objectType Mug_bar_2 MugType) (pickupable Mug_bar_2) (isHot Mug_bar_2) (inReceptacle Mug_bar_2 Desk_bar_1)
-    (inReceptacleObject Lamp Mug_bar_1)
-    (objectType Lamp DeskLampType) (toggleable Lamp) (isOn Lamp) (inReceptacle Lamp Drawer_bar_1)
+    (inReceptacleObject Lamp_bar_1 Mug_bar_1)
+    (objectType Lamp_bar_1 DeskLampType) (toggleable Lamp_bar_1) (isOn Lamp_bar_1) (inReceptacle Lamp_bar_1 Drawer_bar_1)
   )
   (:goal (and (exists (?r - receptacle) (exists (?o - object) (and
      (inReceptacle ?o ?r) (objectType ?o MugType) (receptacleType ?r DeskType))))))
@@ -183,12 +183,12 @@ def test_malformed_problems_are_refused(text, reason):
 
 
 def test_names_are_numbered_from_the_last_id_down():
-    ids = ("apple_bar_1", "apple_bar_2", "apple_bar_9", "sink_bar_1", "sink_bar_1_bar_sinkbasin", "lamp", "cup_bar_1")
+    ids = ("apple_bar_1", "apple_bar_2", "apple_bar_9", "sink_bar_1", "sink_bar_1_bar_sinkbasin", "cup_bar_1")
     facts = frozenset(("opened", entity) for entity in ids if entity != "cup_bar_1")
     problem = Problem(dict.fromkeys(ids, "object"), facts, Goal("pick_and_place_simple", "apple", "desk"))
     assert names_of(problem) == {  # the cup is declared, but no fact is about it
         "apple_bar_1": "apple 3", "apple_bar_2": "apple 2", "apple_bar_9": "apple 1",
-        "sink_bar_1": "sink 1", "sink_bar_1_bar_sinkbasin": "sinkbasin 1", "lamp": "lamp ",
+        "sink_bar_1": "sink 1", "sink_bar_1_bar_sinkbasin": "sinkbasin 1",
     }  # fmt: skip
 
 
@@ -211,14 +211,14 @@ def test_a_problem_becomes_a_scene_and_its_first_state():
         ("sinkbasin 1", Receptacle("sinkbasin", "loc_bar_2")),
     ]
     assert list(game.scene.objects.items()) == [
-        ("lamp ", Thing("desklamp", frozenset({"toggle"}))),
-        ("mug 2", Thing("mug", frozenset({"pickup", "heat"}), inside=("lamp ",))),
+        ("lamp 1", Thing("desklamp", frozenset({"toggle"}))),
+        ("mug 2", Thing("mug", frozenset({"pickup", "heat"}), inside=("lamp 1",))),
         ("mug 1", Thing("mug", frozenset({"pickup"}))),
     ]
     assert game.scene.fits == {"desk": frozenset({"mug"}), "drawer": frozenset({"mug"})}
     start = game.start
     assert (start.at, start.held) == ("loc_bar_1", "")
-    assert start.contents == {"desk 1": ["mug 2", "mug 1"], "drawer 1": ["lamp ", "mug 2"]}
+    assert start.contents == {"desk 1": ["mug 2", "mug 1"], "drawer 1": ["lamp 1", "mug 2"]}
     assert start.spots == {("mug 2", "loc_bar_2")}
     assert (start.opened, start.hot, start.clean, start.toggled) == ({"drawer 1"}, {"mug 1"}, set(), set())
     assert (game.instruction, game.walkthrough) == (PUT, ("look",))
@@ -235,6 +235,7 @@ def test_what_is_held_at_the_start():
     ("old", "new", "reason"),
     [
         ("(atLocation agent1 loc_bar_1)", "", "agent is not at one location"),
+        ("Lamp_bar_1", "Lamp", "'lamp' is not named in AlfWorld's way"),
         ("(opened Drawer", "(receptacleAtLocation Desk_bar_1 loc_bar_2) (opened Drawer", "two locations"),
     ],
 )
@@ -272,7 +273,7 @@ def test_a_game_file_is_read(tmp_path):
         ({"grammar": None}, "grammar or pddl_problem is missing"),
         ({"pddl_problem": 3}, "pddl_problem is missing"),
         ({"pddl_problem": "(define"}, "brackets"),
-        ({"pddl_problem": PROBLEM.replace("Lamp - object", "- object")}, "malformed .*lamp"),
+        ({"pddl_problem": PROBLEM.replace("Lamp_bar_1 - object", "- object")}, "malformed .*lamp"),
         ({"instruction": None}, "no instruction"),
         ({"grammar": '{"rhs": "Your task is to: put a mug in desk."} and other words'}, "texts of another AlfWorld version"),
         ({"pddl_domain": "(define (domain alfred))"}, "planning domain of another AlfWorld version"),

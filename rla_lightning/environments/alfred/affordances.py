@@ -155,7 +155,7 @@ def _object_problems(goal: Goal, scene: Scene) -> Iterator[str]:
         yield f"The room has no {goal.object} that can be picked up."
     if len(own) < goal.count:
         yield f"The goal needs {goal.count} of {goal.object}, the room has {len(own)}."
-    if goal.word in APPLIANCES.values() and not any(goal.word in scene.objects[name].can for name in own):
+    if goal.process and not any(goal.word in scene.objects[name].can for name in own):
         yield f"The {goal.object} is nothing to {goal.word}."
     if goal.sliced and not any("slice" in scene.objects[name].can for name in own):
         yield f"The {goal.object} is nothing to slice."
@@ -171,7 +171,7 @@ def _target_problems(goal: Goal, scene: Scene, start: World) -> Iterator[str]:
     elif goal.object not in scene.fits.get(goal.target, ()):
         yield f"The {goal.object} does not fit the {goal.target}."
     appliances = {APPLIANCES.get(receptacle.type) for receptacle in scene.receptacles.values()}
-    if goal.word in APPLIANCES.values() and goal.word not in appliances:
+    if goal.process and goal.word not in appliances:
         yield f"The room has nothing to {goal.word} with."
     if goal.sliced and not any(scene.of_type(kind) for kind in KNIVES):
         yield "The room has no knife."

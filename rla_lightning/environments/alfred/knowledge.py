@@ -175,5 +175,5 @@ class Knowledge:
         return ("cut", word_of(self.knife) or "-", place if self.knife else "-", "-" if self._must_cut() else "sliced")
 
     def _state_word(self, name: str) -> str:
-        word = self.goal.word
-        return STATE_WORDS[word] if word in STATE_WORDS and name in self.belief.state_set(word) else "-"
+        process = self.goal.process
+        return STATE_WORDS[process] if process and name in self.belief.states[process] else "-"

@@ -15,7 +15,7 @@ VERBS = ("go", "open", "close", "take", "move", "heat", "cool", "clean", "slice"
 Action = tuple[str, str, str]  # verb, object or "", receptacle (or tool) or ""
 Ability = Literal["pickup", "heat", "cool", "clean", "slice", "toggle"]
 
-APPLIANCES: Mapping[str, str] = {"microwave": "heat", "fridge": "cool", "sinkbasin": "clean"}  # receptacle type -> verb
+APPLIANCES: Mapping[str, Ability] = {"microwave": "heat", "fridge": "cool", "sinkbasin": "clean"}  # receptacle type -> verb
 KNIVES = frozenset({"knife", "butterknife"})
 
 KIND_WORDS: Mapping[str, str] = {  # ALFRED's task kinds -> the one word that digests use
@@ -41,6 +41,11 @@ class Goal:
     @property
     def word(self) -> str:
         return KIND_WORDS[self.kind]
+
+    @property
+    def process(self) -> Ability | None:
+        """What has to be done to the object before it is put away; None for most kinds."""
+        return next((verb for verb in APPLIANCES.values() if verb == self.word), None)
 
     @property
     def count(self) -> int:

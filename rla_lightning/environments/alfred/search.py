@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Literal
 
-from rla_lightning.environments.alfred.scene import APPLIANCES, KNIVES, Action, Goal
+from rla_lightning.environments.alfred.scene import APPLIANCES, KNIVES, Ability, Action, Goal
 from rla_lightning.environments.alfred.world import World
 
 Until = Literal["won", "held", "delivered"]  # held: one of the goal's objects is in hand; delivered: one is at a target
@@ -69,7 +69,7 @@ class Search:
         self.own = tuple(i for i, n in enumerate(self.items) if scene.objects[n].type == goal.object)
         self.knives = tuple(i for i, n in enumerate(self.items) if scene.objects[n].type in KNIVES)
         self.targets = () if word == "light" else tuple(r for r in scene.of_type(goal.target) if r in located)
-        self.verb = word if word in APPLIANCES.values() else ""
+        self.verb = goal.process or ""
         self.appliances = tuple(
             r for r, found in scene.receptacles.items() if self.verb and APPLIANCES.get(found.type) == self.verb
         )
@@ -78,18 +78,22 @@ class Search:
             for n in (scene.of_type(goal.target) if word == "light" else ())
             if places.get(n) in located and "toggle" in scene.objects[n].can
         )
-        processed = world.state_set(self.verb) if self.verb else ()
         self.start = _State(
             world.at,
             self.items.index(world.held) if world.held else -1,
             tuple(HELD if n == world.held else places[n] for n in self.items),
             0,
-            sum(1 << i for i in self.own if self.items[i] in processed),
-            sum(1 << i for i in self.own if self.items[i] in world.sliced),
+            self._changed(goal.process) if goal.process else 0,
+            self._changed("slice"),
             frozenset(),
             any(n in world.toggled for n, _ in self.lamps),
         )
         self.drops = self._useful_drops()
+
+    def _changed(self, ability: Ability) -> int:
+        """Bit set of the goal's objects on which it has been done already."""
+        done = self.world.states[ability]
+        return sum(1 << i for i in self.own if self.items[i] in done and ability in self.scene.objects[self.items[i]].can)
 
     def _useful_drops(self) -> tuple[str, ...]:
         """Every receptacle where something happens anyway, and an open and a closed one of the others per fitting."""

@@ -19,7 +19,7 @@ from bisect import insort
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
-from rla_lightning.environments.alfred.scene import APPLIANCES, KNIVES, Action, Goal, Scene
+from rla_lightning.environments.alfred.scene import APPLIANCES, KNIVES, Ability, Action, Goal, Scene
 
 NOTHING_HAPPENS = "Nothing happens."
 WELCOME = "-= Welcome to TextWorld, ALFRED! =-"
@@ -100,9 +100,10 @@ class World:
         if name not in names:
             insort(names, name, key=self.scene.rank.__getitem__)
 
-    def state_set(self, word: str) -> set[str]:
-        """The objects on which "clean", "heat" or "cool" has been done and still shows."""
-        return {"clean": self.clean, "heat": self.hot, "cool": self.cool}[word]
+    @property
+    def states(self) -> dict[Ability, set[str]]:
+        """The objects to which something has been done that still shows."""
+        return {"clean": self.clean, "heat": self.hot, "cool": self.cool, "slice": self.sliced, "toggle": self.toggled}
 
     def apply(self, action: Action) -> None:
         """Change the state by an admissible action."""
@@ -138,23 +139,26 @@ class World:
 
 
 def is_won(goal: Goal, world: World) -> bool:
-    """Whether the goal holds now."""
-    scene, word, contents = world.scene, goal.word, world.contents
-    if word == "light":
-        if scene.type_of.get(world.held) != goal.object or (goal.sliced and world.held not in world.sliced):
+    """Whether the goal holds now. As in AlfWorld, what has been done to an object counts only if it can be done to it."""
+    scene, contents = world.scene, world.contents
+    if goal.word == "light":
+        if scene.type_of.get(world.held) != goal.object or (goal.sliced and not _shows(world, world.held, "slice")):
             return False
         here = [name for receptacle in scene.receptacles_at(world.at) for name in contents.get(receptacle, ())]
-        return any(scene.type_of[name] == goal.target and name in world.toggled for name in here)
+        return any(scene.type_of[name] == goal.target and _shows(world, name, "toggle") for name in here)
     for receptacle in scene.of_type(goal.target):
         there = [name for name in contents.get(receptacle, ()) if scene.type_of[name] == goal.object]
         if goal.sliced:
-            there = [name for name in there if name in world.sliced]
-        if word not in ("put", "two"):
-            done = world.state_set(word)
-            there = [name for name in there if name in done]
+            there = [name for name in there if _shows(world, name, "slice")]
+        if goal.process is not None:
+            there = [name for name in there if _shows(world, name, goal.process)]
         if len(there) >= goal.count:
             return True
     return False
+
+
+def _shows(world: World, name: str, ability: Ability) -> bool:
+    return name in world.states[ability] and ability in world.scene.objects[name].can
 
 
 def admissible(world: World, noticed: Container[str] | None = None) -> dict[str, Action]:

@@ -177,25 +177,21 @@ def _draw(room: Room, kind: str, rng: Random, size: Size, sliced_share: float) -
 
 def _draw_goal(room: Room, kind: str, rng: Random, sliced_share: float) -> Goal | None:
     present = {name for _, name, _ in room.receptacles}
-    word = Goal(kind, "", "").word
-    if word == "light":
+    asked = Goal(kind, "", "")
+    if asked.word == "light":
         if not present & LAMP_PLACES:
             return None
         return Goal(kind, rng.choice(_placeable(room)), rng.choice(LAMP_TYPES))
-    things = [name for name in _placeable(room) if word not in APPLIANCES.values() or name in ABILITIES[_ability(word)]]
+    things = [name for name in _placeable(room) if asked.process is None or name in ABILITIES[asked.process]]
     sliceable = [name for name in things if name in ABILITIES["slice"]]
     sliced = bool(sliceable) and room.kind == "kitchen" and rng.random() < sliced_share
     pairs = [
         (name, target)
         for name in (sliceable if sliced else things)
         for target in sorted(present)
-        if name in FITS[target] and APPLIANCES.get(target) != word
+        if name in FITS[target] and APPLIANCES.get(target) != asked.word
     ]
     return Goal(kind, *rng.choice(pairs), sliced) if pairs else None
-
-
-def _ability(word: str) -> Ability:
-    return {"heat": "heat", "cool": "cool", "clean": "clean"}[word]  # type: ignore[return-value]
 
 
 def _placeable(room: Room) -> list[str]:

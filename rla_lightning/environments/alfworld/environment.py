@@ -111,6 +111,9 @@ class AlfWorldEnvironment(Environment):
             logger.warning("alfworld: building %d games of seed %d in %s", build.number, build.seed, root)
             build_games(root, build.number, build.seed, build.size, build.evaluation_games)
         self.folder = index_games(root, kinds)
+        if self.folder.skipped:
+            reasons = "; ".join(f"{reason} ({count})" for reason, count in self.folder.skipped.items())
+            logger.warning("alfworld: skipped in %s: %s", self.folder.root, reasons)
         self.root = self.folder.root
         self.changes = tuple(changes)
         self.max_turns, self.eval_max_turns = max_turns, eval_max_turns

@@ -87,11 +87,11 @@ def names_of(problem: Problem) -> dict[str, str]:
     left = Counter(kinds.values())
     names = {}
     for entity in ids:
-        if entity not in kinds:
-            names[entity] = f"{entity} "
-            continue
-        names[entity] = f"{kinds[entity]} {left[kinds[entity]]}"
-        left[kinds[entity]] -= 1
+        if entity in kinds:
+            names[entity] = f"{kinds[entity]} {left[kinds[entity]]}"
+            left[kinds[entity]] -= 1
+        elif problem.objects.get(entity) in ("receptacle", "object"):
+            raise GameError(f"{entity!r} is not named in AlfWorld's way")  # the engine cannot tell such names from others
     return {entity: name for entity, name in names.items() if problem.objects.get(entity) in ("receptacle", "object")}
 
 

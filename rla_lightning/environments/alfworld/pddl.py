@@ -235,8 +235,3 @@ def render_problem(problem: Problem) -> str:
     lines += [f"({' '.join(fact)})" for fact in sorted(problem.facts)]
     lines += [")", render_goal(problem.goal), "(:metric minimize (total-cost)))"]
     return "\n".join(lines)
-
-
-def facts_of(problem: Problem, predicate: str) -> Iterator[Fact]:
-    """The facts with a predicate, in the order of their entities."""
-    yield from sorted(fact for fact in problem.facts if fact[0] == predicate)

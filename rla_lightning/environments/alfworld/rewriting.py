@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from rla_lightning.environments.alfred.scene import APPLIANCES, KNIVES, Goal, Scene
+from rla_lightning.environments.alfred.scene import KNIVES, Goal, Scene
 from rla_lightning.environments.alfworld.games import Game
 from rla_lightning.types import Direction
 
@@ -62,7 +62,7 @@ def _constraints(goal: Goal, scene: Scene) -> str:
         rules.append("The lamp has to be in the room.")
     else:
         rules.append("The receptacle has to be in the room and the object has to fit there; it must not be there already.")
-    if goal.word in APPLIANCES.values():
+    if goal.process:
         rules.append(f"It must be possible to {goal.word} the object.")
     if goal.word == "two":
         twice = sorted(kind for kind, count in counts.items() if count >= 2)
