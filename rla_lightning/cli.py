@@ -46,7 +46,7 @@ FIXED_SETTINGS = {
 }
 NOISE = re.compile(  # of jsonargparse's reports on a value: what else it could have been
     r"Does not validate against|Subtypes:|Errors:|Given value|Expected a <class 'NoneType'>|Expected a path but|"
-    r"Not a valid subclass|Subclass types expect|a class path|a dict |Expected a typing\.|Expected a list|$"
+    r"Not a valid subclass|Subclass types expect|a class path|a dict |Expected a typing\.(?!.*Got value)|Expected a list|$"
 )
 
 
@@ -221,7 +221,7 @@ def _one_line(message: str) -> str:
     lines = [line.strip(" -") for line in message.splitlines()]
     line = " ".join([line for line in lines if not NOISE.match(line)] or lines)
     value = re.search(r"^ *Given value: (.{1,60})$", message, re.MULTILINE)
-    return f"{line}. Got value: {value[1]}" if value and value[1] not in line else line
+    return f"{line}. Got value: {value[1]}" if value and f"Got value: {value[1]}" not in line else line
 
 
 def _seed(seed: int) -> int:

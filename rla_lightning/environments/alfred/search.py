@@ -59,7 +59,7 @@ class Search:
         ]
         knives = [
             n
-            for k in KNIVES
+            for k in sorted(KNIVES)  # a set's order differs from process to process
             for n in scene.of_type(k)
             if n != world.held and places.get(n) in located and "pickup" in scene.objects[n].can
         ]
@@ -136,7 +136,7 @@ class Search:
                     left = self.least(after)
                     if left is not None:
                         best[after], came[after] = total, (state, decision)
-                        heappush(queue, (total + left, -next(order), total, after))
+                        heappush(queue, (total + left, next(order), total, after))
         return None
 
     def _decisions(self, came: dict[_State, tuple[_State, _Decision]], state: _State) -> list[_Decision]:
@@ -205,7 +205,7 @@ class Search:
         """A receptacle at each location at which the item can be sliced."""
         if state.moved >> j & 1:
             return [state.places[j]]
-        locations = [location for name, location in self.world.spots if name == self.items[j]]
+        locations = sorted(location for name, location in self.world.spots if name == self.items[j])
         return [here[0] for location in locations if (here := self.scene.receptacles_at(location))]
 
     def _after(

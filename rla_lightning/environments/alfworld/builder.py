@@ -6,7 +6,6 @@ package installed they also carry its planning domain and grammar, so that AlfWo
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -65,6 +64,7 @@ PREDICATES: Mapping[Ability, str] = {
     "slice": "sliceable",
     "toggle": "toggleable",
 }
+DATA_FOLDER = "json_2.1.1"  # ALFRED's name for its data
 _TRIES = 200  # draws of one game
 
 
@@ -104,12 +104,13 @@ def build_games(
         root: a folder that does not exist or is empty.
         number: of training games.
         seed: of every random draw.
-        size: full has ALFRED's 10 to 30 receptacles in a room, small 6 to 10 for tiny models.
+        size: full has about as many receptacles as ALFRED's rooms, 8 to 40; small has 4 to 10, for tiny models.
         evaluation_games: in valid_seen and in valid_unseen; null: an eighth of `number`, at least 6.
         sliced_share: of the games whose kind and room allow it, how many ask for something sliced.
     """
-    if number < 1 or (evaluation_games is not None and evaluation_games < 1):
-        raise ConfigError(f"the number of games must be at least 1, got {min(number, evaluation_games or number)}")
+    for name, value in (("number", number), ("evaluation_games", evaluation_games)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} must be at least 1, got {value}")
     if not 0 <= sliced_share <= 1:
         raise ConfigError(f"sliced_share must be from 0 to 1, got {sliced_share}")
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
@@ -117,30 +118,30 @@ def build_games(
     held_out = max(LEAST_EVALUATION_GAMES, number // 8) if evaluation_games is None else evaluation_games
     sizes = dict(zip(SUBFOLDERS, (number, held_out, held_out), strict=True))
     texts = engine_texts()
-    root.parent.mkdir(parents=True, exist_ok=True)
+    place = root if root.is_dir() else root.parent  # an existing folder stays: it may be a mount or where the user is
+    place.mkdir(parents=True, exist_ok=True)
     counts: dict[str, Counter[str]] = {name: Counter() for name in sizes}
     steps, sliced = 0, 0
-    with tempfile.TemporaryDirectory(dir=root.parent, prefix=f".{root.name}-") as folder:
+    with tempfile.TemporaryDirectory(dir=place, prefix=".rla-games-") as folder:
+        built = Path(folder) / "built"
         for subfolder, wanted in sizes.items():
             for game, room, trial in _distinct_games(subfolder, wanted, seed, size, sliced_share):
-                _write(Path(folder) / "built" / "json_2.1.1" / subfolder, game, room, trial, texts)
+                _write(built / DATA_FOLDER / subfolder, game, room, trial, texts)
                 counts[subfolder][game.problem.goal.kind] += 1
                 steps += len(game.walkthrough)
                 sliced += game.problem.goal.sliced
-        _move(Path(folder) / "built", root)
+        _move(built, root, place)
     return BuiltGames(root, counts, sliced, steps / sum(sizes.values()), texts is not None)
 
 
-def _move(built: Path, root: Path) -> None:
+def _move(built: Path, root: Path, place: Path) -> None:
     """Into place in one step; another process that was faster has built the same games."""
-    if root.is_dir() and not any(root.iterdir()):
-        root.rmdir()
+    source, target = (built / DATA_FOLDER, root / DATA_FOLDER) if place == root else (built, root)
     try:
-        built.rename(root)
+        source.rename(target)
     except OSError:
-        if not root.is_dir():
+        if not (root / DATA_FOLDER).is_dir():
             raise
-        shutil.rmtree(built)
 
 
 def _distinct_games(subfolder: str, number: int, seed: int, size: Size, sliced_share: float) -> Iterator[tuple[Game, Room, int]]:

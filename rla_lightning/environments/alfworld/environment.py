@@ -53,7 +53,7 @@ class LocalGames:
         number: of training games.
         evaluation_games: of each of the two test sets; null: an eighth of `number`.
         seed: of everything about them.
-        size: full has ALFRED's 10 to 30 receptacles in a room, small 6 to 10 for tiny models.
+        size: full has about as many receptacles as ALFRED's rooms, 8 to 40; small has 4 to 10, for tiny models.
     """
 
     number: int = 256
