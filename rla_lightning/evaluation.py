@@ -90,11 +90,11 @@ def evaluation_table(purpose: Purpose, metrics: Mapping[str, float], sets: Seque
     cells = [
         number(batch, SUCCESS) + ("" if spread == "-" else f" ± {spread}") for batch, spread in zip(shown, spreads, strict=True)
     ]
-    table.add_row("tasks", *(str(len(batch.tasks)) for batch in shown))
+    table.add_row("tasks (of a kind)", *(str(len(batch.tasks)) for batch in shown))
     table.add_row("success" + ("" if {*spreads} <= {"-"} else " ± deviation of the samples"), *cells)
     for kind in sorted({kind for batch in shown for kind in _kinds(batch)}):
         cells = [f"{number(batch, f'{SUCCESS}/{kind}')} ({_kinds(batch)[kind]})" for batch in shown]
-        table.add_row(f"  {kind} (tasks)", *cells)
+        table.add_row(f"  {kind}", *cells)
     for label, name in ROWS.items():
         cells = [number(batch, name) for batch in shown]
         if any(cell != "-" for cell in cells):

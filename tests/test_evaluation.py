@@ -129,10 +129,10 @@ def test_the_table_has_a_column_per_split_and_a_row_per_kind():
     assert lines[0] == "test"
     assert lines[2] == "┃ ┃ in domain ┃ out of distribution ┃"
     assert lines[4:-1] == [
-        "| tasks | 2 | 3 |",
+        "| tasks (of a kind) | 2 | 3 |",
         "| success ± deviation of the samples | 0.500 ± 0.125 | 0.667 ± 0.000 |",
-        "| clean (tasks) | 0.500 (2) | 0.250 (1) |",
-        "| heat (tasks) | - (0) | 0.875 (2) |",
+        "| clean | 0.500 (2) | 0.250 (1) |",
+        "| heat | - (0) | 0.875 (2) |",
         "| mean turns | 12.000 | 20.500 |",
         "| critic: Brier score | 0.200 | - |",
     ]
@@ -142,4 +142,4 @@ def test_a_table_without_kinds_spread_or_the_other_split():
     bare = EvaluationSet("in_domain", (task("mug", ""),))
     lines = printed(evaluation_table("validation", {"validation/in_domain/rollout/success_rate": 1.0}, (bare, TASKS)))
     assert lines[2] == "┃ ┃ in domain ┃"
-    assert lines[4:-1] == ["| tasks | 1 |", "| success | 1.000 |"]
+    assert lines[4:-1] == ["| tasks (of a kind) | 1 |", "| success | 1.000 |"]

@@ -19,6 +19,7 @@ from rla_lightning.environments.alfworld.pddl import Fact, Problem
 from rla_lightning.types import Direction
 
 Change = Literal["goal", "distractors", "hiding"]
+CHANGES: tuple[Change, ...] = ("goal", "distractors", "hiding")
 
 MAX_ADDED = 8  # distractors beyond those of the game
 
@@ -38,6 +39,13 @@ class Edits:
     added: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     moved: Mapping[str, str] = field(default_factory=dict)
     removed: tuple[str, ...] = ()
+
+    def reduced(self, problem: Problem) -> Edits:
+        """Without what is so in the game's own problem anyway, so that equal games have equal edits."""
+        locations = _locations(problem)
+        lying = {name: {fact for fact in problem.facts if fact[0] in _LYING and fact[1] == name} for name in self.moved}
+        moved = {name: place for name, place in self.moved.items() if _lying(name, place, locations) != lying[name]}
+        return replace(self, goal=None if self.goal == problem.goal else self.goal, moved=moved)
 
     def to_spec(self) -> dict[str, Any]:
         """As JSON values, without what does not differ."""
@@ -64,12 +72,8 @@ def apply_edits(problem: Problem, edits: Edits) -> Problem:
         if name not in problem.objects:
             raise ValueError(f"an edit names {name!r}, which the game does not have")
     gone, moved = set(edits.removed), edits.moved
-    locations = {fact[1]: fact[2] for fact in problem.facts if fact[0] == "receptacleatlocation"}
-    facts = {
-        fact
-        for fact in problem.facts
-        if not gone.intersection(fact[1:]) and not (fact[0] in ("inreceptacle", "objectatlocation") and fact[1] in moved)
-    }
+    locations = _locations(problem)
+    facts = {fact for fact in problem.facts if not gone.intersection(fact[1:]) and not (fact[0] in _LYING and fact[1] in moved)}
     objects = {name: kind for name, kind in problem.objects.items() if name not in gone}
     for name, place in moved.items():
         facts |= _lying(name, place, locations)
@@ -86,6 +90,12 @@ def apply_edits(problem: Problem, edits: Edits) -> Problem:
 
 
 _PREDICATES = {"heat": "heatable", "cool": "coolable", "clean": "cleanable", "slice": "sliceable"}
+_LYING = ("inreceptacle", "objectatlocation")  # where an object is
+
+
+def _locations(problem: Problem) -> dict[str, str]:
+    """Of the receptacles that the agent can walk to, by id."""
+    return {fact[1]: fact[2] for fact in problem.facts if fact[0] == "receptacleatlocation"}
 
 
 def _lying(name: str, place: str, locations: Mapping[str, str]) -> set[Fact]:
@@ -95,6 +105,8 @@ def _lying(name: str, place: str, locations: Mapping[str, str]) -> set[Fact]:
 def expected_turns(game: Game) -> float | None:
     """About how many turns an expert who has to search needs; None when the goal cannot be reached."""
     goal, scene, start = game.problem.goal, game.scene, game.start
+    if goal_problem(goal, scene, start) is not None:  # quickly said; a search for a plan that does not exist is long
+        return None
     shortest = distance(goal, start)
     if shortest is None:
         return None
@@ -120,11 +132,11 @@ def add_distractor(game: Game, edits: Edits, rng: Random) -> Edits | None:
     kind = rng.choice(kinds)
     ids = _ids(game)
     places = [ids[name] for name, receptacle in scene.receptacles.items() if kind in FITS.get(receptacle.type, ())]
-    places = [place for place in places if place in _located(game)]
+    places = [place for place in places if place in _locations(game.problem)]
     if not places:
         return None
-    number = next(n for n in range(MAX_ADDED + 1) if all(not name.endswith(f"_bar_extra_{n}") for name in edits.added))
-    return replace(edits, added={**edits.added, f"{kind}_bar_extra_{number}": (kind, rng.choice(places))})
+    entity = next(name for n in range(MAX_ADDED) if (name := f"{kind}_bar_extra_{n}") not in edits.added)
+    return replace(edits, added={**edits.added, entity: (kind, rng.choice(places))})
 
 
 def remove_distractor(game: Game, edits: Edits, rng: Random) -> Edits | None:
@@ -162,7 +174,7 @@ def _move_needed(game: Game, edits: Edits, rng: Random, into_shut: bool) -> Edit
     if not needed:
         return None
     name = rng.choice(needed)
-    located = _located(game)
+    located = _locations(game.problem)
     fitting = [
         r
         for r in scene.receptacles
@@ -181,11 +193,6 @@ def _move_needed(game: Game, edits: Edits, rng: Random, into_shut: bool) -> Edit
 
 def _ids(game: Game) -> dict[str, str]:
     return {name: entity for entity, name in game.names.items()}
-
-
-def _located(game: Game) -> set[str]:
-    """Ids of the receptacles that the agent can walk to."""
-    return {fact[1] for fact in game.problem.facts if fact[0] == "receptacleatlocation"}
 
 
 def change_goal(game: Game, edits: Edits, rng: Random) -> Edits | None:

@@ -8,7 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import ceil
 from pathlib import Path
 from random import Random
@@ -20,7 +20,7 @@ from rla_lightning.environments.alfred.planner import distance, expert_step, lab
 from rla_lightning.environments.alfred.scene import GOAL_KINDS, Goal
 from rla_lightning.environments.alfred.vocabulary import KNOB_WORDS, MAX_COUNT, alfred_vocabulary
 from rla_lightning.environments.alfworld.builder import Size, build_games
-from rla_lightning.environments.alfworld.edits import DIRECTED, Change, Edits, apply_edits, expected_turns
+from rla_lightning.environments.alfworld.edits import CHANGES, DIRECTED, Change, Edits, apply_edits, expected_turns
 from rla_lightning.environments.alfworld.engine import TextWorldEngine, TextWorldEpisode
 from rla_lightning.environments.alfworld.games import Game, GameEntry, game_of, index_games, read_engine_texts, read_game
 from rla_lightning.environments.alfworld.pddl import GameError, render_problem
@@ -93,7 +93,7 @@ class AlfWorldEnvironment(Environment):
         kinds: Sequence[str] = GOAL_KINDS,
         max_turns: int = 40,
         eval_max_turns: int = 60,
-        changes: Sequence[Change] = ("goal", "distractors", "hiding"),
+        changes: Sequence[Change] = CHANGES,
         workers: int = 2,
     ) -> None:
         if not kinds:
@@ -106,6 +106,9 @@ class AlfWorldEnvironment(Environment):
                 raise ConfigError(f"alfworld: {name} must be at least 1, got {value}")
         if backend not in ("fast", "textworld"):
             raise ConfigError(f"alfworld: backend must be fast or textworld, got {backend!r}")
+        for change in changes:
+            if change not in CHANGES:
+                raise ConfigError(f"alfworld: unknown change {change!r}; known are {', '.join(CHANGES)}")
         root = Path(data).expanduser()
         if build is not None and not root.exists():
             logger.warning("alfworld: building %d games of seed %d in %s", build.number, build.seed, root)
@@ -168,9 +171,10 @@ class AlfWorldEnvironment(Environment):
             return "validation", "out_of_distribution"
         return ("validation", "in_domain") if _hash(entry.path) % TUNING_SHARE == 0 else ("train", "in_domain")
 
-    @property
+    @cached_property
     def _tuning_scenes(self) -> frozenset[str]:
-        return _tuning_scenes(tuple(sorted({entry.scene for entry in self.folder.games["train"]})))
+        scenes = {entry.scene for entry in self.folder.games["train"]}
+        return frozenset(sorted(scenes, key=_hash)[: max(1, len(scenes) // TUNING_SHARE)] if len(scenes) > 1 else ())
 
     # Playing
 
@@ -239,12 +243,12 @@ class AlfWorldEnvironment(Environment):
 
     def validate(self, task: Task, parent: Task | None = None) -> str | None:
         """Games from the files were checked when the corpus was read; rewrites have to pass every filter."""
+        if "edits" not in task.spec:
+            return "The task equals its parent." if parent is not None and parent.spec == task.spec else None
         try:
             game = self._game(task.spec)
         except GameError as error:
             return str(error)
-        if "edits" not in task.spec:
-            return "The task equals its parent." if parent is not None and parent.spec == task.spec else None
         return next(_problems(task, parent, game), None)
 
     def rewrite_prompt(self, task: Task, direction: Direction, critique: str, successes: int, rollouts: int) -> str | None:
@@ -273,8 +277,7 @@ class AlfWorldEnvironment(Environment):
 
     def _child(self, task: Task, edits: Edits) -> Task | None:
         """The task with other edits of its game; None when nothing is left that differs from the game's file."""
-        own = self._game({"game": task.spec["game"]}).problem.goal
-        edits = replace(edits, goal=None) if edits.goal == own else edits
+        edits = edits.reduced(self._game({"game": task.spec["game"]}).problem)
         changed = edits.to_spec()
         if not changed:
             return None
@@ -307,11 +310,6 @@ def _load(root: Path, name: str, edits: str, instruction: str, known_dialect_onl
     base = _load(root, name, "", "", known_dialect_only)
     problem = apply_edits(base.problem, Edits.from_spec(json.loads(edits)))
     return game_of(problem, instruction or base.instruction)
-
-
-@lru_cache(maxsize=8)
-def _tuning_scenes(scenes: tuple[str, ...]) -> frozenset[str]:
-    return frozenset(sorted(scenes, key=_hash)[: max(1, len(scenes) // TUNING_SHARE)] if len(scenes) > 1 else ())
 
 
 def _hash(text: str) -> int:

@@ -82,8 +82,9 @@ def goal_of_answer(goal: Goal, scene: Scene, answer: str) -> Goal | str:
     if len(boxes) < 2:
         return f"The answer has {len(boxes)} boxes, not two."
     first, second = boxes[-2:]
-    targets = {scene.type_of[name] for name in (scene.objects if goal.word == "light" else scene.receptacles)}
-    objects = {thing.type for thing in scene.objects.values()}
+    objects = {thing.type for thing in scene.objects.values() if "pickup" in thing.can}
+    lamps = {thing.type for thing in scene.objects.values() if "toggle" in thing.can}
+    targets = lamps if goal.word == "light" else {receptacle.type for receptacle in scene.receptacles.values()}
     for item, target in ((first, second), (second, first)):
         if item in objects and target in targets:
             return Goal(goal.kind, item, target, goal.sliced)
