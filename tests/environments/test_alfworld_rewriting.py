@@ -344,6 +344,7 @@ def test_what_differs_in_other_prompts(tmp_path):
     [
         ("", "The answer has 0 boxes, not two."),
         ("\\boxed{apple}", "The answer has 1 boxes, not two."),
+        ("<think>\\boxed{mug} \\boxed{fridge}</think> Done.", "The answer has 0 boxes, not two."),
         (boxed("apple", "countertop"), "The goal is unchanged."),
         (boxed("Countertop", "Apple 2"), "The goal is unchanged."),
         (boxed("egg", "fridge"), "The room has no object 'egg' with a target 'fridge'."),
@@ -380,6 +381,15 @@ def test_an_answer_that_is_taken(tmp_path, answer):
     assert environment.apply_rewrite(child, boxed("apple", "countertop")) == "The goal is that of the original game."
     again = environment.apply_rewrite(environment.apply_rewrite(child, boxed("bread", "countertop")), answer)
     assert (again.id, again.version) == (child.id, 3)  # the pool knows the id
+
+
+def test_the_original_goal_is_new_in_a_room_that_has_changed(tmp_path):
+    environment, task = kitchen(tmp_path, HEAT, "heat some apple and put it in countertop")
+    child = environment.apply_rewrite(task, boxed("mug", "fridge"))
+    edits = {**child.spec["edits"], "removed": ["bread_bar_1"]}
+    back = environment.apply_rewrite(replace(child, spec={**child.spec, "edits": edits}), boxed("apple", "countertop"))
+    assert back.spec == {**task.spec, "edits": {"removed": ["bread_bar_1"]}}  # with the file's own instruction
+    assert "heat some apple and put it in countertop" in environment.start(back).observation.text
 
 
 def test_lamps_are_named_first_or_last():

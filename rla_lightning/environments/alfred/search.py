@@ -256,6 +256,10 @@ class Search:
             return bool(self.own)
         if self.goal.word == "light":
             return bool(self.lamps)
+        if self.until == "won" and len(self.own) < self.goal.count:
+            return False
+        if self.goal.sliced and self.until == "won" and not self.knives and state.sliced.bit_count() < self.goal.count:
+            return False
         done = not self.verb or bool(self.appliances) or any(state.done >> i & 1 for i in self.own)
         return done and bool(self.targets)
 
