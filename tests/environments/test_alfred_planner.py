@@ -1,14 +1,13 @@
 """Shortest plans in general scenes: several receptacles at one location, slicing, lamps in drawers."""
 
-from collections import deque
 from random import Random
 
 import pytest
 
 from rla_lightning.environments.alfred.episode import AlfredEpisode
-from rla_lightning.environments.alfred.planner import NEUTRAL_VERBS, distance, plan
+from rla_lightning.environments.alfred.planner import distance, plan
 from rla_lightning.environments.alfred.scene import Goal, Receptacle, Scene, Thing
-from rla_lightning.environments.alfred.world import World, admissible, is_won
+from rla_lightning.environments.alfred.world import World
 
 ANY = frozenset({"apple", "bread", "knife", "butterknife", "pen", "book"})
 FITS = {
@@ -88,43 +87,8 @@ CASES = {
 }
 
 
-def state_key(world):
-    return (
-        world.at, world.held, frozenset(world.places.items()), frozenset(world.opened), frozenset(world.clean),
-        frozenset(world.hot), frozenset(world.cool), frozenset(world.sliced), frozenset(world.toggled), frozenset(world.spots),
-    )  # fmt: skip
-
-
-def exhaustive_distances(goal, start):
-    """(world, exact distance or None) of every state that the simulator's commands can reach."""
-    worlds, parents, queue = {state_key(start): start}, {state_key(start): set()}, deque([start])
-    while queue:
-        world = queue.popleft()
-        if is_won(goal, world):
-            continue
-        for action in admissible(world).values():
-            if action[0] in NEUTRAL_VERBS:
-                continue
-            after = world.copy()
-            after.apply(action)
-            key = state_key(after)
-            if key not in worlds:
-                worlds[key], parents[key] = after, set()
-                queue.append(after)
-            parents[key].add(state_key(world))
-    steps = {key: 0 for key, world in worlds.items() if is_won(goal, world)}
-    frontier = deque(steps)
-    while frontier:
-        key = frontier.popleft()
-        for before in parents[key]:
-            if before not in steps:
-                steps[before] = steps[key] + 1
-                frontier.append(before)
-    return [(world, steps.get(key)) for key, world in worlds.items()]
-
-
 @pytest.mark.parametrize("case", CASES)
-def test_distance_equals_exhaustive_search_in_every_reachable_state(case):
+def test_distance_equals_exhaustive_search_in_every_reachable_state(case, exhaustive_distances):
     goal, receptacles, objects = CASES[case]
     states = exhaustive_distances(goal, make_world(receptacles, objects))
     assert len(states) > 100

@@ -1,13 +1,11 @@
 """Plans, expert and labels of the household: against exhaustive search and against hand-worked cases."""
 
-from collections import deque
 from random import Random
 
 import pytest
 
-from rla_lightning.environments.alfred.planner import NEUTRAL_VERBS, distance, plan
+from rla_lightning.environments.alfred.planner import distance, plan
 from rla_lightning.environments.alfred.scene import GOAL_KINDS, Goal
-from rla_lightning.environments.alfred.world import admissible, is_won
 from rla_lightning.environments.household import HouseholdEnvironment
 from rla_lightning.environments.household.affordances import instruction_of
 from rla_lightning.environments.household.scenes import goal_of, initial_world
@@ -68,36 +66,8 @@ def state_key(world):
     )  # fmt: skip
 
 
-def exhaustive_distances(goal, start):
-    """(world, exact distance or None) of every state that the simulator's commands can reach."""
-    worlds, parents, queue = {state_key(start): start}, {state_key(start): set()}, deque([start])
-    while queue:
-        world = queue.popleft()
-        if is_won(goal, world):
-            continue
-        for action in admissible(world).values():
-            if action[0] in NEUTRAL_VERBS or action[0] == "slice":
-                continue
-            after = world.copy()
-            after.apply(action)
-            key = state_key(after)
-            if key not in worlds:
-                worlds[key], parents[key] = after, set()
-                queue.append(after)
-            parents[key].add(state_key(world))
-    steps = {key: 0 for key, world in worlds.items() if is_won(goal, world)}
-    frontier = deque(steps)
-    while frontier:
-        key = frontier.popleft()
-        for before in parents[key]:
-            if before not in steps:
-                steps[before] = steps[key] + 1
-                frontier.append(before)
-    return [(world, steps.get(key)) for key, world in worlds.items()]
-
-
 @pytest.mark.parametrize("small", SMALL, ids=lambda small: small[0])
-def test_distance_equals_exhaustive_search_in_every_reachable_state(small):
+def test_distance_equals_exhaustive_search_in_every_reachable_state(small, exhaustive_distances):
     spec = make_task(*small).spec
     goal = goal_of(spec)
     states = exhaustive_distances(goal, initial_world(spec))
