@@ -84,6 +84,11 @@ CASES = {
         {"drawer 1": "A", "drawer 2": "A", "desk 1": "B"},
         {"pen 1": "drawer 1", "pen 2": "desk 1", "book 1": "desk 1"},
     ),
+    "two, targets that do not differ": (
+        Goal("pick_two_obj_and_place", "pen", "drawer"),
+        {"drawer 1": "A", "drawer 2": "B", "drawer 3": "C", "desk 1": "D"},
+        {"pen 1": "desk 1", "pen 2": "desk 1"},
+    ),
 }
 
 

@@ -88,12 +88,28 @@ class Search:
             frozenset(),
             any(n in world.toggled for n, _ in self.lamps),
         )
+        self.targets = self._different_targets()
         self.drops = self._useful_drops()
 
     def _changed(self, ability: Ability) -> int:
         """Bit set of the goal's objects on which it has been done already."""
         done = self.world.states[ability]
         return sum(1 << i for i in self.own if self.items[i] in done and ability in self.scene.objects[self.items[i]].can)
+
+    def _different_targets(self) -> tuple[str, ...]:
+        """Of empty targets each alone at a location where nothing else happens, the first open and the first closed one."""
+        located = self.scene.location_of
+        busy = {self.world.at, *(located[p] for p in self.start.places if p), *(located[r] for r in self.appliances)}
+        chosen: list[str] = []
+        known: set[bool] = set()
+        for target in self.targets:
+            if located[target] not in busy and len(self.scene.receptacles_at(located[target])) == 1:
+                shut = self.world.is_shut(target)
+                if shut in known:
+                    continue
+                known.add(shut)
+            chosen.append(target)
+        return tuple(chosen)
 
     def _useful_drops(self) -> tuple[str, ...]:
         """Every receptacle where something happens anyway, and an open and a closed one of the others per fitting."""
