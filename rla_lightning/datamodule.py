@@ -99,9 +99,13 @@ class EnvironmentDataModule(L.LightningDataModule):
         return batch  # tasks are plain data; tensors are made where they are used
 
     def evaluation_sets(self, purpose: Purpose) -> tuple[EvaluationSet, ...]:
-        """The held-out tasks of `validation` or `test`: the same in every run, disjoint from each other."""
+        """The held-out tasks of `validation` or `test`: the same in every run, disjoint from each other.
+
+        A fixed set of tasks may have none out of distribution.
+        """
         if purpose not in self._evaluation_sets:
-            self._evaluation_sets[purpose] = tuple(self._held_out(purpose, split) for split in SPLITS)
+            splits = [split for split in SPLITS if self.environment.corpus(purpose, split)] or SPLITS
+            self._evaluation_sets[purpose] = tuple(self._held_out(purpose, split) for split in splits)
         return self._evaluation_sets[purpose]
 
     @property
@@ -144,7 +148,8 @@ class EnvironmentDataModule(L.LightningDataModule):
     def _held_out(self, purpose: Purpose, split: Split) -> EvaluationSet:
         taken: set[str] = set()
         if purpose == "test":
-            taken = {task.id for task in self.evaluation_sets("validation")[SPLITS.index(split)].tasks}
+            sets = self.evaluation_sets("validation")
+            taken = {task.id for evaluated in sets if evaluated.split == split for task in evaluated.tasks}
         is_fixed_set = bool(self.environment.corpus(purpose, split))
         tasks = (self._held_out_of_corpus if is_fixed_set else self._held_out_samples)(purpose, split, taken)
         return EvaluationSet(split, tuple(tasks))

@@ -10,12 +10,15 @@ import torch
 from rich.table import Table
 
 from rla_lightning.distributed import failing_together, share
+from rla_lightning.environments.base import TestedEnvironment
 from rla_lightning.measure import measure, on_fixed_steps
 from rla_lightning.metrics import SuccessBreakdown
+from rla_lightning.metrics_code import PassMetrics
 from rla_lightning.rollout.players import Players, Progress
 from rla_lightning.types import EvaluationSet, Purpose
 
 SUCCESS = "rollout/success_rate"
+PASS_AT = (1, 2, 4, 8, 16, 32)
 ROWS = {  # of the table, below success: label, metric
     "mean turns": "rollout/mean_turns",
     "mean turns, won": "rollout/mean_turns_won",
@@ -23,6 +26,12 @@ ROWS = {  # of the table, below success: label, metric
     "outgrew the context": "rollout/truncated_rate",
     "failed in the environment": "rollout/env_error_rate",
     "right steps": "rollout/right_step_rate",
+    "hidden tests passed": "code/pass_ratio",
+    **{f"pass@{k}": f"code/pass@{k}" for k in PASS_AT[1:]},  # pass@1 is the success
+    "tests: right programs pass (UT)": "reward_model/ut",
+    "tests: and wrong ones fail (Detect)": "reward_model/detect",
+    "tests: UT on the policy's programs": "reward_model_on_policy/ut",
+    "tests: Detect on the policy's programs": "reward_model_on_policy/detect",
     "judge: process accuracy": "reward_model/process_accuracy",
     "judge: true positive rate": "reward_model/true_positive_rate",
     "judge: true negative rate": "reward_model/true_negative_rate",
@@ -37,9 +46,9 @@ ROWS = {  # of the table, below success: label, metric
 def evaluate(players: Players, batch: EvaluationSet, key: str, device: torch.device, progress: Progress) -> dict[str, float]:
     """Success, judge and critic metrics on held-out tasks, sampled at the training temperature.
 
-    The reward model is judged on fixed steps, those of a scripted agent on the same tasks (as in the paper, where a
-    frozen one's accuracy does not move with the policy), and on the policy's own as `reward_model_on_policy`. The
-    draws are the same at every call, so differences come from the models.
+    The reward model is judged on fixed steps, those of a scripted agent or known right and wrong programs of the same
+    tasks (as in the paper, where a frozen one's accuracy does not move with the policy), and on the policy's own as
+    `reward_model_on_policy`. The draws are the same at every call, so differences come from the models.
 
     Args:
         players: the models; each process plays its share of the tasks.
@@ -61,11 +70,17 @@ def evaluate(players: Players, batch: EvaluationSet, key: str, device: torch.dev
         mine = players.judge(mine, key)
         values = [players.state_values(group) for group in mine]
         fixed = players.judge(players.explore(share(batch.tasks), f"explore/{batch.split}"), f"{key}/fixed")
-    breakdown = SuccessBreakdown(sorted(_kinds(batch)), settings.eval_samples).to(device)
+    kinds = sorted(_kinds(batch))
+    breakdown = SuccessBreakdown(kinds, settings.eval_samples).to(device)
     breakdown.update(mine)
     metrics = measure(mine, values, device)
     metrics |= {f"rollout/{name}": float(value) for name, value in breakdown.compute().items()}
-    return on_fixed_steps(metrics, fixed, device)
+    if isinstance(players.environment, TestedEnvironment):
+        passes = PassMetrics(settings.eval_samples, PASS_AT).to(device)
+        passes.update(mine)
+        metrics |= {f"code/{name}": float(value) for name, value in passes.compute().items()}
+    tests_of = kinds if players.formats.test is not None else None
+    return on_fixed_steps(metrics, mine, fixed, device, tests_of)
 
 
 def evaluation_table(purpose: Purpose, metrics: Mapping[str, float], sets: Sequence[EvaluationSet]) -> Table:

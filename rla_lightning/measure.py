@@ -10,6 +10,7 @@ from torchmetrics import Metric
 
 from rla_lightning.distributed import sum_over_ranks
 from rla_lightning.metrics import CriticMetrics, JudgeMetrics, RolloutMetrics
+from rla_lightning.metrics_code import UnitTestMetrics
 from rla_lightning.types import RolloutGroup
 
 GroupValues = list[np.ndarray]  # [G] of [K] predicted success probabilities before each step
@@ -39,17 +40,40 @@ def measure(
     return {f"{prefix}/{name}": float(v) for prefix, metric in metrics.items() for name, v in metric.compute().items()}
 
 
-def on_fixed_steps(metrics: dict[str, float], fixed: Sequence[RolloutGroup], device: torch.device) -> dict[str, float]:
+def on_fixed_steps(
+    metrics: dict[str, float],
+    groups: Sequence[RolloutGroup],
+    fixed: Sequence[RolloutGroup],
+    device: torch.device,
+    tests_of: Sequence[str] | None = None,
+) -> dict[str, float]:
     """`reward_model/...` of the judged `fixed` groups; what `metrics` had becomes `reward_model_on_policy/...`.
 
     Without fixed groups (an environment without an expert) the policy's own steps serve as both.
+
+    Args:
+        metrics: of the policy's own rollouts.
+        groups: those rollouts.
+        fixed: judged steps, or programs, that no model has a part in.
+        device: where ranks exchange their sums.
+        tests_of: kinds of tasks where unit tests were written, None where steps were voted on.
     """
+    metrics = metrics | _of_tests(groups, device, tests_of)
     on_policy = {n.replace("reward_model/", "reward_model_on_policy/"): v for n, v in metrics.items()}
     if sum_over_ranks({"groups": len(fixed)}, device)["groups"] == 0:
         return {**metrics, **on_policy}
     judge = JudgeMetrics().to(device)
     judge.update(fixed)
-    return {**on_policy, **{f"reward_model/{name}": float(value) for name, value in judge.compute().items()}}
+    of_fixed = {f"reward_model/{name}": float(value) for name, value in judge.compute().items()}
+    return {**on_policy, **of_fixed, **_of_tests(fixed, device, tests_of)}
+
+
+def _of_tests(groups: Sequence[RolloutGroup], device: torch.device, kinds: Sequence[str] | None) -> dict[str, float]:
+    if kinds is None:
+        return {}
+    tests = UnitTestMetrics(kinds).to(device)
+    tests.update(groups)
+    return {f"reward_model/{name}": float(value) for name, value in tests.compute().items()}
 
 
 def iteration_metrics(groups: Sequence[RolloutGroup], values: Sequence[GroupValues], active: int) -> dict[str, float]:
@@ -60,6 +84,10 @@ def iteration_metrics(groups: Sequence[RolloutGroup], values: Sequence[GroupValu
         rollouts.update(groups[:active])
         shown |= {f"rollout/{name}": float(value) for name, value in rollouts.compute().items()}
     shown = {name: value for name, value in shown.items() if name.rsplit("/", 1)[-1] not in NEEDS_LABELS}
+    if any(group.tests for group in groups):
+        tests = UnitTestMetrics((), sync_on_compute=False)
+        tests.update(groups)
+        shown |= {f"reward_model/{name}": float(value) for name, value in tests.compute().items()}
     return shown
 
 

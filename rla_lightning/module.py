@@ -18,7 +18,7 @@ from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
 
 from rla_lightning.distributed import failing_together, from_first, rank, share, unshare
-from rla_lightning.environments.base import Environment
+from rla_lightning.environments.base import Environment, TestedEnvironment
 from rla_lightning.evaluation import evaluate
 from rla_lightning.feedback import decide, task_feedback
 from rla_lightning.measure import GroupValues, iteration_metrics, learning_signal
@@ -35,6 +35,7 @@ from rla_lightning.rollout.formats import (
     JudgeFormat,
     PolicyFormat,
 )
+from rla_lightning.rollout.formats_code import UnitTestFormat
 from rla_lightning.rollout.players import Formats, Progress, load_players, no_progress
 from rla_lightning.settings import (
     AcceptanceSettings,
@@ -92,6 +93,7 @@ class ClosedLoop(L.LightningModule):
         policy_format: renders the policy's prompts and reads its answers; null: compact.
         judge_format: renders the judge's prompts and reads its votes; null: compact.
         critic_format: renders the critic's prompts; null: compact.
+        test_format: with it the reward model judges programs by writing unit tests; null: it votes on steps.
         seed: of every random draw in here.
     """
 
@@ -120,9 +122,14 @@ class ClosedLoop(L.LightningModule):
         policy_format: PolicyFormat | None = None,
         judge_format: JudgeFormat | None = None,
         critic_format: CriticFormat | None = None,
+        test_format: UnitTestFormat | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
+        require(
+            test_format is None or isinstance(environment, TestedEnvironment),
+            f"model.test_format needs an environment whose actions are programs, not {type(environment).__name__}",
+        )
         require(
             reward_model_optimizer is None or rollout.num_judgments >= 2,
             "rollout.num_judgments is 1, but votes are compared with each other: train the reward model on at least 2 "
@@ -137,7 +144,10 @@ class ClosedLoop(L.LightningModule):
         self.rollout, self.reward, self.acceptance = rollout, reward, acceptance
         self.policy_update, self.reward_model_update, self.critic_update = policy_update, reward_model_update, critic_update
         self.formats = Formats(
-            policy_format or CompactPolicyFormat(), judge_format or CompactJudgeFormat(), critic_format or CompactCriticFormat()
+            policy_format or CompactPolicyFormat(),
+            judge_format or CompactJudgeFormat(),
+            critic_format or CompactCriticFormat(),
+            test_format,
         )
         self.seed = seed
         self.progress: Progress = no_progress  # callbacks may listen here

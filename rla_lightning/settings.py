@@ -24,7 +24,7 @@ class RolloutSettings:
 
     Args:
         group_size: rollouts of each task per iteration (G).
-        num_judgments: votes of the reward model on each step (m).
+        num_judgments: votes of the reward model on each step, or unit tests that it writes for each task (m).
         temperature: of the policy and the judge, in training and in evaluation.
         top_p: nucleus filter, 1 switches it off.
         top_k: keep the k likeliest tokens, 0 switches it off.
@@ -78,6 +78,8 @@ class RewardSettings:
     Args:
         score_weight: weight of the mean judgment in a step's reward (the paper's lambda).
         outcome_weight: weight of the verified outcome in a step's reward.
+        outcome: what counts as the outcome there; binary is +1 or -1, partial grows from -1 to +1 with the share of the goal
+            that was reached, where the environment verifies it in parts (a program's hidden tests).
         invalid_penalty: taken from the reward of a step whose action was not valid.
         parse_penalty: advantage of a judgment that cannot be parsed.
         advantage: how step rewards become advantages of the policy; the paper uses step_index.
@@ -92,6 +94,7 @@ class RewardSettings:
 
     score_weight: float = 1.0
     outcome_weight: float = 1.0
+    outcome: Literal["binary", "partial"] = "binary"
     invalid_penalty: float = 0.0
     parse_penalty: float = -2.0
     advantage: PolicyAdvantage = "step_index"

@@ -20,6 +20,7 @@ TrajectoryStop = Literal["DONE", "MAX_TURNS", "TRUNCATED", "ENV_ERROR"]  # TRUNC
 
 WON = 1.0
 LOST = -1.0
+PASSED = "passed"
 
 
 class ConfigError(ValueError):
@@ -96,6 +97,7 @@ class Transition:
     done: bool
     outcome: float | None = None  # WON or LOST when done
     is_valid: bool = True  # False: not understood or not admissible, the state is unchanged
+    checks: tuple[str, ...] = ()  # PASSED or what went wrong, of each part of the goal that is verified on its own
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,39 @@ class ExpertAction:
 
     action: str
     thought: str = ""  # a vocabulary word starting with '#', the phase of the plan
+
+
+@dataclass(frozen=True)
+class UnitTest:
+    """What a program reads and what it should print."""
+
+    stdin: str
+    stdout: str
+
+
+@dataclass(frozen=True)
+class ExpertTest:
+    """A unit test that an expert would write."""
+
+    test: UnitTest
+    thought: str = ""  # how the output follows from the input
+
+
+@dataclass(frozen=True)
+class CheckRequest:
+    """Programs of one task that are to be run on unit tests."""
+
+    task: Task
+    programs: tuple[str, ...]
+    tests: tuple[UnitTest, ...]
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A program whose correctness is known."""
+
+    program: str
+    is_correct: bool
 
 
 @dataclass(frozen=True)
@@ -146,6 +181,7 @@ class Step:
     feedback: str = ""  # the text of the observation that followed
     critic_ids: tuple[int, ...] = ()  # the value model's prompt for the state before the action
     label: StepLabel | None = None  # ground truth, evaluation only
+    checks: tuple[str, ...] = ()  # as in Transition
 
 
 @dataclass(frozen=True)
@@ -162,6 +198,12 @@ class Trajectory:
     def is_won(self) -> bool:
         return self.outcome == WON
 
+    @property
+    def partial(self) -> float:
+        """The share of the goal that was reached, in [0, 1]; all or nothing where it has no parts."""
+        checks = self.steps[-1].checks if self.steps else ()
+        return checks.count(PASSED) / len(checks) if checks else float(self.is_won)
+
 
 @dataclass(frozen=True)
 class Judgment:
@@ -173,17 +215,29 @@ class Judgment:
 
 
 @dataclass(frozen=True)
+class WrittenTest:
+    """A unit test by the reward model: one answer that judges all rollouts of its task."""
+
+    prompt_ids: tuple[int, ...]
+    completion: Completion
+    test: UnitTest | None  # None when it cannot be parsed
+
+
+@dataclass(frozen=True)
 class RolloutGroup:
     """All rollouts of one task in one iteration."""
 
     task: Task
     trajectories: tuple[Trajectory, ...]  # [G]
     judgments: tuple[tuple[tuple[Judgment, ...], ...], ...] = ()  # [G][K][m]; empty when not judged
+    tests: tuple[WrittenTest, ...] = ()  # [m] where judgments are unit tests: judgment j of the last step is test j's
 
     @property
     def generated_tokens(self) -> int:
         """Of all answers and judgments."""
         acted = sum(len(step.completion.token_ids) for trajectory in self.trajectories for step in trajectory.steps)
+        if self.tests:
+            return acted + sum(len(test.completion.token_ids) for test in self.tests)
         return acted + sum(len(vote.completion.token_ids) for steps in self.judgments for votes in steps for vote in votes)
 
     @property

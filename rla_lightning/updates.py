@@ -18,6 +18,7 @@ from torch import Tensor
 from rla_lightning.algorithm.acceptance import in_band
 from rla_lightning.algorithm.advantages import JudgeBalance, balanced_indices, judge_advantages, policy_advantages, surprise
 from rla_lightning.algorithm.rewards import consistency_rewards, integrated_step_rewards
+from rla_lightning.algorithm.unit_tests import unit_test_advantages, unit_test_rewards
 from rla_lightning.distributed import rank, world_size
 from rla_lightning.rollout.batching import (
     MicroBatch,
@@ -29,6 +30,7 @@ from rla_lightning.rollout.batching import (
     split_by_budget,
     zero_weight,
 )
+from rla_lightning.rollout.unit_tests import test_results
 from rla_lightning.settings import RewardSettings, UpdateSettings
 from rla_lightning.types import IterationResult, Judgment, RolloutGroup, TaskFeedback, Trajectory
 
@@ -109,7 +111,7 @@ def assign_credit(group: RolloutGroup, settings: RewardSettings, values: Sequenc
             advantages[g] = np.zeros_like(rewards[g])
         if len(kept) >= 2:
             normalised = policy_advantages(
-                [_paid_to_policy(rewards[g], group.trajectories[g].outcome, settings) for g in kept],
+                [_paid_to_policy(rewards[g], _outcome(group.trajectories[g], settings), settings) for g in kept],
                 mode=settings.advantage,
                 lone_step=settings.lone_step,
                 values=[2 * values[g] - 1 for g in kept],  # on the scale of the outcome
@@ -126,13 +128,18 @@ def assign_credit(group: RolloutGroup, settings: RewardSettings, values: Sequenc
 
 def _step_rewards(trajectory: Trajectory, judgments: Sequence[Sequence[Judgment]], settings: RewardSettings) -> np.ndarray:
     return integrated_step_rewards(
-        trajectory.outcome,
+        _outcome(trajectory, settings),
         scores_of(judgments),
         [step.is_valid for step in trajectory.steps],
         score_weight=settings.score_weight,
         outcome_weight=settings.outcome_weight,
         invalid_penalty=settings.invalid_penalty,
     )
+
+
+def _outcome(trajectory: Trajectory, settings: RewardSettings) -> float:
+    """In [-1, 1], as `settings.outcome` counts it."""
+    return 2 * trajectory.partial - 1 if settings.outcome == "partial" else trajectory.outcome
 
 
 def _paid_to_policy(rewards: np.ndarray, outcome: float, settings: RewardSettings) -> np.ndarray:
@@ -167,14 +174,19 @@ def judge_samples(
     settings: UpdateSettings,
     rng: Random,
 ) -> list[TaskSample]:
-    """One sample per vote with a non-zero advantage (the paper's consistency feedback).
+    """One sample per vote, or per written unit test, with a non-zero advantage (the paper's consistency feedback).
 
-    Votes that cannot be parsed take no part in the normalisation: their advantage is the parse penalty.
+    What cannot be parsed takes no part in the normalisation: its advantage is the parse penalty. Unit tests are compared with
+    each other within their task and need no balancing.
     """
     steps: list[_JudgedStep] = []
     unparsed: list[TaskSample] = []
+    written: list[TaskSample] = []
     for group, credit in zip(groups, credits, strict=True):
         if not _is_trained_on(group, settings):
+            continue
+        if group.tests:
+            written += _test_samples(group, reward_settings.parse_penalty)
             continue
         for g in group.valid_indices:
             for votes, reward, surprised in zip(group.judgments[g], credit.rewards[g], credit.surprise[g], strict=True):
@@ -191,7 +203,20 @@ def judge_samples(
         for step, scale in balanced
         for vote, advantage in zip(step.votes, step.advantages, strict=True)
         if advantage * scale != 0.0
-    ] + unparsed
+    ] + [*unparsed, *written]
+
+
+def _test_samples(group: RolloutGroup, parse_penalty: float) -> list[TaskSample]:
+    """One sample per unit test with a non-zero advantage: tests that right programs pass and wrong ones fail gain."""
+    passed, is_correct = test_results(group)
+    advantages = unit_test_advantages(unit_test_rewards(passed, is_correct))
+    samples = []
+    for test, advantage in zip(group.tests, advantages.tolist(), strict=True):
+        paid = advantage if test.test is not None else parse_penalty
+        if paid != 0.0:
+            sample = Sample(test.prompt_ids, test.completion.token_ids, paid)
+            samples.append(TaskSample(sample, group.task.id, test.completion.logprobs))
+    return samples
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,15 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-GAINS = {"success in domain": "success_in_domain", "success OOD": "success_ood", "process accuracy": "process_accuracy"}
+GAINS = {
+    "success in domain": "success_in_domain",
+    "success OOD": "success_ood",
+    "process accuracy": "process_accuracy",
+    "UT in domain": "ut",  # of a reward model that writes unit tests
+    "UT OOD": "ut_ood",
+    "Detect in domain": "detect",
+    "Detect OOD": "detect_ood",
+}
 AVERAGES = {
     "groups with a signal": "rollout/groups_with_signal",
     "judge samples": "reward_model/samples",
@@ -48,15 +56,15 @@ def read(folder: Path) -> dict[str, float]:
     summary = _defined(json.loads((folder / "summary.json").read_text()))
     numbers: dict[str, float] = {"seconds": summary["seconds"]}
     for name, key in GAINS.items():
-        before, after = summary["before"][key], summary["after"][key]
+        before, after = summary["before"].get(key, float("nan")), summary["after"].get(key, float("nan"))
         numbers |= {f"{name}, before": before, f"{name}, after": after, f"{name}, gain": after - before}
     test = summary["test"]["after"]
     for split in ("in_domain", "out_of_distribution"):
         for name in ("brier", "brier_start"):
             brier, constant = test[f"{split}/critic/{name}"], test[f"{split}/critic/{name}_constant"]
             numbers |= {f"critic {name}, {split}": brier, f"critic {name} below the best constant, {split}": constant - brier}
-        for name in ("true_positive_rate", "true_negative_rate", "auc", "outcome_accuracy", "mu"):
-            numbers[f"judge {name}, {split}"] = test[f"{split}/reward_model/{name}"]
+        for name in ("true_positive_rate", "true_negative_rate", "auc", "outcome_accuracy", "mu", "discrimination"):
+            numbers[f"judge {name}, {split}"] = test.get(f"{split}/reward_model/{name}", float("nan"))
         numbers[f"right-step rate, {split}"] = test[f"{split}/rollout/right_step_rate"]
         per_kind = f"{split}/rollout/success_rate/"
         numbers |= {
@@ -91,10 +99,12 @@ def main() -> None:
     (base, base_runs), *others = found.items()
     every_run = [run for runs in found.values() for run in runs.values()]
     for row in (row for row in every_run[0] if all(row in run for run in every_run)):  # kinds of tasks may differ
+        if all(np.isnan(run[row]) for run in every_run):
+            continue
         table.add_row(row, *(_cell([run[row] for run in runs.values()]) for runs in found.values()))
     for name in GAINS:
         cells = [_difference(base_runs, runs, f"{name}, after") for _, runs in others]
-        if others:
+        if others and not any("nan (" in cell for cell in cells):
             table.add_row(f"{name}, after, minus {base}", "", *cells)
     Console(width=60 + 30 * len(found)).print(table)
 

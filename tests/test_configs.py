@@ -34,8 +34,12 @@ def configs_of(file: Path) -> list[str]:
     return [word for path in files for word in ("--config", str(path))]
 
 
-def few_games(file: Path, folder: Path) -> list[str]:
-    """Where the experiment builds games: fewer, and not in the user's folder."""
+def local_data(file: Path, folder: Path) -> list[str]:
+    """Where the experiment builds games: fewer, and not in the user's folder. Where it needs weights: tiny random ones."""
+    if "smollm2" in file.name:
+        names = ("--model.policy", "--model.reward_model")
+        settings = {"path": "null", "gguf_file": "null", "tiny.context_length": "4096"}
+        return [word for name in names for key, value in settings.items() for word in (f"{name}.{key}", value)]
     if "alfworld" not in file.name:
         return []
     options = {"data": folder / "games", "build.number": 64, "build.evaluation_games": 6}
@@ -68,8 +72,10 @@ def instantiate(monkeypatch: pytest.MonkeyPatch, *options: str) -> Instantiated:
 
 
 def test_there_are_configs() -> None:
-    assert [by_name(file) for file in EXPERIMENTS] == ["alfworld_tiny.yaml", "household.yaml"]
-    assert [by_name(file) for file in SCALE] == ["scale/alfworld_qwen2.5-7b_full.yaml", "scale/alfworld_qwen2.5-7b_lora.yaml"]
+    experiments = ["alfworld_tiny.yaml", "coding_smollm2.yaml", "coding_tiny.yaml", "household.yaml"]
+    assert [by_name(file) for file in EXPERIMENTS] == experiments
+    scales = [f"scale/{name}_qwen2.5-7b_{kind}.yaml" for name in ("alfworld", "coding") for kind in ("full", "lora")]
+    assert [by_name(file) for file in SCALE] == scales
     assert {"trainer/cpu.yaml", "trainer/gpu.yaml", "trainer/fsdp2.yaml"} <= {by_name(file) for file in OVERLAYS}
 
 
@@ -87,7 +93,7 @@ def test_it_parses(rla: Callable[..., Any], file: Path) -> None:
     "file", [f for f in EXPERIMENTS + OVERLAYS if by_name(f) not in ("trainer/gpu.yaml", "trainer/fsdp2.yaml")], ids=by_name
 )
 def test_it_instantiates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, file: Path) -> None:
-    cli = instantiate(monkeypatch, *configs_of(file), *few_games(file, tmp_path), "--runs", str(tmp_path))
+    cli = instantiate(monkeypatch, *configs_of(file), *local_data(file, tmp_path), "--runs", str(tmp_path))
     assert isinstance(cli.model, ClosedLoop)
     assert cli.datamodule.pool.slots
     cli.model.configure_model()
@@ -110,7 +116,7 @@ def test_sharded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.parametrize("file", EXPERIMENTS[:1] + [f for f in OVERLAYS if f.parent.name != "trainer"], ids=by_name)
 def test_it_runs(rla: Callable[..., Any], tmp_path: Path, file: Path) -> None:
     (tmp_path / "small.yaml").write_text(SMALL)
-    small = ["--config", tmp_path / "small.yaml", *few_games(file, tmp_path), "--data.pool_size", "4"]
+    small = ["--config", tmp_path / "small.yaml", *local_data(file, tmp_path), "--data.pool_size", "4"]
     ended = rla("fit", *configs_of(file), *small, "--runs", tmp_path / "runs")
     assert ended.code == 0, ended.err
     assert len(list((tmp_path / "runs").rglob("summary.json"))) == 1

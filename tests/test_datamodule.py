@@ -284,6 +284,51 @@ def test_a_pool_of_a_fixed_set_resumes():
     assert len({*ids(data.pool.slots)}) == 10
 
 
+class InDomain(Archive):
+    """A fixed set without tasks out of distribution."""
+
+    def corpus(self, purpose, split):
+        return super().corpus(purpose, split) if split == "in_domain" else []
+
+
+class Reported(Archive):
+    """A fixed set with tasks out of distribution that are reported, and none to tune on."""
+
+    def corpus(self, purpose, split):
+        return [] if (purpose, split) == ("validation", "out_of_distribution") else super().corpus(purpose, split)
+
+
+def splits(data: EnvironmentDataModule) -> dict[str, list[tuple[str, int]]]:
+    return {
+        purpose: [(tasks.split, len(tasks.tasks)) for tasks in data.evaluation_sets(purpose)]
+        for purpose in ("validation", "test")
+    }
+
+
+@pytest.mark.parametrize(
+    ("environment", "validation", "test"),
+    [
+        (InDomain(), [("in_domain", 8)], [("in_domain", 6)]),
+        (Reported(), [("in_domain", 8)], [("in_domain", 6), ("out_of_distribution", 5)]),
+    ],
+)
+def test_a_fixed_set_may_have_no_tasks_out_of_distribution(environment, validation, test):
+    data = EnvironmentDataModule(environment, tasks_per_iteration=4, pool_size=None, validation_tasks=None, test_tasks=None)
+    assert splits(data) == {"validation": validation, "test": test}
+    assert [list(loader) for loader in data.test_dataloader()] == [[tasks] for tasks in data.evaluation_sets("test")]
+    assert len(data.val_dataloader()) == 1
+    held = {task.id for purpose in ("validation", "test") for tasks in data.evaluation_sets(purpose) for task in tasks.tasks}
+    assert data.pool.held_out == held
+    assert len(data.tasks) == 40 + len(held)
+
+
+def test_all_held_out_sets_are_of_the_size_asked_for_where_one_split_is_missing():
+    data = EnvironmentDataModule(InDomain(), tasks_per_iteration=4, pool_size=None, validation_tasks=3, test_tasks=2)
+    assert splits(data) == {"validation": [("in_domain", 3)], "test": [("in_domain", 2)]}
+    with pytest.raises(ConfigError, match=r"archive has only 6 in_domain tasks for test; data\.test_tasks asks for 7"):
+        EnvironmentDataModule(InDomain(), tasks_per_iteration=4, pool_size=None, validation_tasks=3, test_tasks=7)
+
+
 def test_what_the_adapter_counted_is_logged_and_survives_a_resume():
     class Counting(FreshTasks):
         def statistics(self):

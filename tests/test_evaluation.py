@@ -7,7 +7,12 @@ import pytest
 import torch
 from rich.console import Console
 
+from rla_lightning.environments.base import TestedEnvironment
+from rla_lightning.environments.household import HouseholdEnvironment
 from rla_lightning.evaluation import evaluate, evaluation_table
+from rla_lightning.rollout.formats import CompactCriticFormat, CompactJudgeFormat, CompactPolicyFormat
+from rla_lightning.rollout.formats_code import CompactTestFormat
+from rla_lightning.rollout.players import Formats
 from rla_lightning.settings import RolloutSettings
 from rla_lightning.types import (
     LOST,
@@ -21,6 +26,8 @@ from rla_lightning.types import (
     StepLabel,
     Task,
     Trajectory,
+    UnitTest,
+    WrittenTest,
 )
 
 CPU = torch.device("cpu")
@@ -42,6 +49,9 @@ def rollouts(of: Task, outcomes: tuple[float, ...], turns: tuple[int, ...], labe
 
 class Scripted:
     """Stands in for the three models; every vote on a played step is +1, on a fixed step -1."""
+
+    environment = HouseholdEnvironment()
+    formats = Formats(CompactPolicyFormat(), CompactJudgeFormat(), CompactCriticFormat())
 
     def __init__(self, settings: RolloutSettings) -> None:
         self.settings = settings
@@ -143,3 +153,110 @@ def test_a_table_without_kinds_spread_or_the_other_split():
     lines = printed(evaluation_table("validation", {"validation/in_domain/rollout/success_rate": 1.0}, (bare, TASKS)))
     assert lines[2] == "┃ ┃ in domain ┃"
     assert lines[4:-1] == ["| tasks (of a kind) | 1 |", "| success | 1.000 |"]
+
+
+# Programs and unit tests
+
+
+class Programs(TestedEnvironment):
+    name = "programs"
+
+    def sample(self, rng, difficulty, split="in_domain"):
+        raise NotImplementedError
+
+    def start(self, task):
+        raise NotImplementedError
+
+    def check_programs(self, requests):
+        raise NotImplementedError
+
+
+def programs(of: Task, *checked: tuple[float, str]) -> RolloutGroup:
+    """Programs and the hidden tests that they passed, "+"; known ones have none."""
+    trajectories = []
+    for outcome, marks in checked:
+        checks = tuple("passed" if mark == "+" else "wrong_answer" for mark in marks)
+        step = Step((1,), ANSWER, Observation(""), "print()", True, label=StepLabel(int(outcome)), checks=checks)
+        trajectories.append(Trajectory(of, (step,), outcome, "DONE"))
+    return RolloutGroup(of, tuple(trajectories))
+
+
+PLAYED = {"mug": ((WON, "+++"), (LOST, "+--")), "egg": ((LOST, "++-"), (LOST, "---")), "lamp": ((WON, "+++"), (WON, "+++"))}
+PASSED_BY = {  # [test] of the programs: the policy's, then the known ones
+    "0/test": {"mug": ("+-", "++"), "egg": ("--", "--"), "lamp": ("+-", "++")},
+    "0/test/fixed": {"mug": ("+-", "+-"), "egg": ("+-", "-+"), "lamp": ("++", "++")},
+}
+
+
+class TestWriter(Scripted):
+    """Writes two tests per task; a table says which programs of a task pass them."""
+
+    __test__ = False  # not a test of pytest's
+    environment = Programs()
+    formats = replace(Scripted.formats, test=CompactTestFormat())
+
+    def play(self, tasks, group_size, key, *, max_turns, with_labels, progress):
+        return [programs(t, *PLAYED[t.id]) for t in tasks]
+
+    def explore(self, tasks, key):
+        return [programs(t, (WON, ""), (LOST, "")) for t in tasks]
+
+    def judge(self, groups, key):
+        return [with_tests(group, PASSED_BY[key][group.task.id]) for group in groups]
+
+
+def with_tests(group: RolloutGroup, rows: tuple[str, ...]) -> RolloutGroup:
+    tests = tuple(WrittenTest((1,), ANSWER, UnitTest("1", "2")) for _ in rows)
+    marks = zip(*rows, strict=True)
+    judgments = tuple((tuple(Judgment((1,), ANSWER, 1 if mark == "+" else -1) for mark in column),) for column in marks)
+    return replace(group, tests=tests, judgments=judgments)
+
+
+@pytest.fixture
+def code_metrics() -> dict[str, float]:
+    return evaluate(TestWriter(RolloutSettings(eval_samples=2)), TASKS, "0/test", CPU, lambda *args: None)
+
+
+def test_unit_tests_are_measured_on_known_programs_and_on_the_policys(code_metrics):
+    expected = {
+        "rollout/success_rate": 3 / 6,
+        "code/pass@1": 3 / 6,
+        "code/pass@2": 2 / 3,
+        "code/pass_ratio": (1 + 1 / 3 + 2 / 3 + 0 + 1 + 1) / 6,
+        # known programs, one right and one wrong of each task: 5 of 6 tests pass the right one, 3 reject the wrong one besides
+        "reward_model/ut": 5 / 6,
+        "reward_model/detect": 3 / 6,
+        "reward_model/ut/clean": 1.0,
+        "reward_model/detect/clean": 1.0,
+        "reward_model/ut/heat": 3 / 4,
+        "reward_model/detect/heat": 1 / 4,
+        # the policy's: mug has one of each, egg no right one, lamp no wrong one
+        "reward_model_on_policy/ut": 3 / 4,
+        "reward_model_on_policy/detect": 1 / 2,
+        "reward_model_on_policy/readable_rate": 1.0,
+    }
+    assert {name: code_metrics[name] for name in expected} == pytest.approx(expected)
+    assert "code/pass@4" not in code_metrics
+
+
+def test_the_table_has_rows_of_programs_and_unit_tests(code_metrics):
+    metrics = {f"test/out_of_distribution/{name}": value for name, value in code_metrics.items()}
+    lines = printed(evaluation_table("test", metrics, (TASKS,)))
+    assert [line for line in lines if "hidden" in line or "pass@" in line or "tests:" in line] == [
+        "| hidden tests passed | 0.667 |",
+        "| pass@2 | 0.667 |",
+        "| tests: right programs pass (UT) | 0.833 |",
+        "| tests: and wrong ones fail (Detect) | 0.500 |",
+        "| tests: UT on the policy's programs | 0.750 |",
+        "| tests: Detect on the policy's programs | 0.500 |",
+    ]
+
+
+def test_programs_that_are_voted_on_have_no_rows_of_unit_tests():
+    class Voting(TestWriter):
+        formats = Scripted.formats
+        judge = Scripted.judge
+
+    metrics = evaluate(Voting(RolloutSettings(eval_samples=2)), TASKS, "0/test", CPU, lambda *args: None)
+    assert metrics["code/pass@2"] == pytest.approx(2 / 3)
+    assert not {name for name in metrics if name.endswith(("/ut", "/detect"))}

@@ -8,12 +8,13 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LAYERS = [  # from the bottom; longest matching name counts
     {"rla_lightning", "rla_lightning.types"},
+    {"rla_lightning.sandbox"},
     {"rla_lightning.algorithm", "rla_lightning.environments"},
     {"rla_lightning.distributed", "rla_lightning.settings", "rla_lightning.metrics"},
     {"rla_lightning.models", "rla_lightning.rollout", "rla_lightning.curriculum"},
     {
         *("rla_lightning.measure", "rla_lightning.updates", "rla_lightning.optimization"),
-        *("rla_lightning.evaluation", "rla_lightning.feedback"),
+        *("rla_lightning.evaluation", "rla_lightning.feedback", "rla_lightning.metrics_code"),
     },
     {"rla_lightning.module", "rla_lightning.datamodule"},
     {"rla_lightning.runs"},

@@ -1,11 +1,25 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from rla_lightning.measure import NEEDS_LABELS, iteration_metrics, learning_signal, measure, on_fixed_steps
-from rla_lightning.types import LOST, WON, Completion, Judgment, Observation, RolloutGroup, Step, StepLabel, Task, Trajectory
+from rla_lightning.types import (
+    LOST,
+    WON,
+    Completion,
+    Judgment,
+    Observation,
+    RolloutGroup,
+    Step,
+    StepLabel,
+    Task,
+    Trajectory,
+    UnitTest,
+    WrittenTest,
+)
 
 CPU = torch.device("cpu")
 TASK = Task("t", "toy", {}, 0.5, "t")
@@ -107,7 +121,7 @@ def test_predictions_must_match_the_rollouts():
 def test_the_judge_is_measured_on_fixed_steps_where_there_are_any():
     on_policy = measure(GROUPS, VALUES, CPU)
     fixed = [group(rollout(WON, "++-", "---", label=1)), group(rollout(LOST, "+--", label=-1))]
-    metrics = on_fixed_steps(on_policy, fixed, CPU)
+    metrics = on_fixed_steps(on_policy, GROUPS, fixed, CPU)
     # right steps: 2 of 6 votes +1; wrong step: 2 of 3 votes -1
     assert metrics["reward_model/true_positive_rate"] == pytest.approx(2 / 6)
     assert metrics["reward_model/true_negative_rate"] == pytest.approx(2 / 3)
@@ -119,5 +133,73 @@ def test_the_judge_is_measured_on_fixed_steps_where_there_are_any():
 
 
 def test_without_an_expert_the_policys_own_steps_serve_as_both():
-    metrics = on_fixed_steps(measure(GROUPS, VALUES, CPU), [], CPU)
+    metrics = on_fixed_steps(measure(GROUPS, VALUES, CPU), GROUPS, [], CPU)
     assert metrics["reward_model/mu"] == metrics["reward_model_on_policy/mu"] == pytest.approx(9 / 12 + 6 / 7)
+
+
+# Unit tests as judgments
+
+
+def with_tests(*programs, kind: str = "") -> RolloutGroup:
+    """Programs with what they make of test j at place j; a test that all mark "?" is unreadable."""
+    judged = group(*programs)
+    columns = zip(*(votes[-1] for votes in judged.judgments if votes), strict=True)
+    known = [any(vote.score is not None for vote in column) for column in columns]
+    tests = tuple(WrittenTest((1,), ANSWER, UnitTest("1", "2") if is_known else None) for is_known in known)
+    return replace(judged, task=replace(TASK, kind=kind), tests=tests)
+
+
+# Of the policy's programs: tests 1 and 2 pass the right program, 1 fails both wrong ones, 2 one of them, 3 is unreadable;
+# of the other task there is no right program; of the last one no wrong one, and one of two tests passes it.
+WRITTEN = [
+    with_tests(rollout(WON, "++?-"), rollout(LOST, "--?-"), rollout(LOST, "-+?+"), rollout(LOST, stop="ENV_ERROR")),
+    with_tests(rollout(LOST, "----"), rollout(LOST, "++--"), kind="odd"),
+    with_tests(rollout(WON, "+-"), rollout(WON, "+-"), kind="odd"),
+]
+CRITIC = [[np.full(len(t.steps), 0.5) for t in of.trajectories] for of in WRITTEN]
+ON_POLICY = {
+    "ut": 3 / 6,  # of the 4 tests of the first task and the 2 of the last
+    "detect": 1 / 4,  # of the first task's
+    "discrimination": (1 + 1 / 2) / 2,
+    "readable_rate": 9 / 10,
+}
+# Of known programs: both tests pass the right one, one fails the wrong one; of the other task a test rejects the right one
+KNOWN = [
+    with_tests(rollout(WON, "++"), rollout(LOST, "-+", label=-1)),
+    with_tests(rollout(WON, "-"), rollout(LOST, "-", label=-1), kind="odd"),
+]
+ON_KNOWN = {"ut": 2 / 3, "detect": 1 / 3, "discrimination": 1 / 2, "readable_rate": 1.0}
+
+
+def of_tests(metrics: dict[str, float], prefix: str) -> dict[str, float]:
+    return {name: metrics[f"{prefix}/{name}"] for name in ON_POLICY}
+
+
+def test_an_iteration_measures_its_unit_tests():
+    metrics = iteration_metrics(WRITTEN, CRITIC, active=1)
+    assert of_tests(metrics, "reward_model") == pytest.approx(ON_POLICY)
+    assert metrics["rollout/success_rate"] == pytest.approx(1 / 3)  # of the one active task
+    assert metrics["reward_model/parse_error_rate"] == pytest.approx(3 / 24)  # the unreadable test, once per program
+
+
+def test_votes_on_steps_have_no_metrics_of_unit_tests():
+    names = set(iteration_metrics(GROUPS, VALUES, active=2)) | set(on_fixed_steps(measure(GROUPS, VALUES, CPU), GROUPS, [], CPU))
+    assert not {name for name in names if name.rsplit("/", 1)[-1] in ON_POLICY}
+
+
+def test_unit_tests_are_measured_on_known_programs_and_on_the_policys():
+    metrics = on_fixed_steps(measure(WRITTEN, CRITIC, CPU), WRITTEN, KNOWN, CPU, ["odd"])
+    assert of_tests(metrics, "reward_model_on_policy") == pytest.approx(ON_POLICY)
+    assert of_tests(metrics, "reward_model") == pytest.approx(ON_KNOWN)
+    assert metrics["reward_model_on_policy/ut/odd"] == 1 / 2
+    assert math.isnan(metrics["reward_model_on_policy/detect/odd"])
+    assert (metrics["reward_model/ut/odd"], metrics["reward_model/detect/odd"]) == (0.0, 0.0)
+    # scores on known programs: right ++- are 2 of 3 +1, wrong -+- are 2 of 3 -1
+    assert metrics["reward_model/true_positive_rate"] == pytest.approx(2 / 3)
+    assert metrics["reward_model/true_negative_rate"] == pytest.approx(2 / 3)
+    assert metrics["rollout/success_rate"] == pytest.approx(3 / 7)
+
+
+def test_without_known_programs_the_policys_serve_as_both():
+    metrics = on_fixed_steps(measure(WRITTEN, CRITIC, CPU), WRITTEN, [], CPU, ["odd"])
+    assert of_tests(metrics, "reward_model") == of_tests(metrics, "reward_model_on_policy") == pytest.approx(ON_POLICY)

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -6,7 +7,19 @@ import torch
 
 from rla_lightning import updates
 from rla_lightning.settings import RewardSettings, UpdateSettings
-from rla_lightning.types import LOST, WON, Completion, Judgment, Observation, RolloutGroup, Step, Task, Trajectory
+from rla_lightning.types import (
+    LOST,
+    WON,
+    Completion,
+    Judgment,
+    Observation,
+    RolloutGroup,
+    Step,
+    Task,
+    Trajectory,
+    UnitTest,
+    WrittenTest,
+)
 from rla_lightning.updates import (
     GroupCredit,
     TaskSample,
@@ -336,3 +349,122 @@ def test_value_pieces(monkeypatch):
     ((real, padding),) = value_pieces(samples, UpdateSettings(minibatches=1, token_budget=1), Random(0), 0, CPU)
     assert (real.task_ids, real.batch.weights.tolist()) == (("c",), [1.0])
     assert (padding.task_ids, padding.batch.weights.tolist(), padding.denominator) == (("b",), [0.0], 3)
+
+
+# Unit tests as judgments
+
+
+def with_tests(*programs: tuple[float, str], task_id: str = "t") -> RolloutGroup:
+    """Programs with what they make of test j at place j of a string; where all say "?", the test is unreadable.
+
+    Test j has the prompt (5,) and the answer (60 + j, 1).
+    """
+    group = group_of(*(rollout(outcome, marks, name=g) for g, (outcome, marks) in enumerate(programs)), task_id=task_id)
+    columns = list(zip(*(marks for _, marks in programs), strict=True))
+    return replace(
+        group,
+        tests=tuple(
+            WrittenTest(
+                (5,),
+                Completion((60 + j, 1), (-0.75, -0.125), "", "EOS"),
+                None if set(column) == {"?"} else UnitTest("1", "2"),
+            )
+            for j, column in enumerate(columns)
+        ),
+    )
+
+
+# tests:    0 passes the right programs alone, 1 one of the wrong ones, too, 2 is unreadable, 3 rejects a right program
+# p_c       1                                  1                                              0
+# p_d       1                                  .5                                             .5
+# reward    1                                  .5                                             -.5
+# mean 1/3, deviations 4/6, 1/6 and -5/6, variance (16 + 1 + 25) / 36 / 3, std sqrt(14) / 6
+TESTED = ((WON, "++?+"), (WON, "++?-"), (LOST, "-+?-"), (LOST, "--?+"))
+GAINS = {(60, 1): 4 / 14**0.5, (61, 1): 1 / 14**0.5, (63, 1): -5 / 14**0.5}
+
+
+def test_unit_tests_gain_where_right_programs_pass_and_wrong_ones_fail():
+    samples = judge(with_tests(*TESTED), parse_penalty=-1.5)
+    assert advantages_of(samples) == pytest.approx(GAINS | {(62, 1): -1.5})
+    assert [item.sample.response_ids for item in samples] == [(60, 1), (61, 1), (62, 1), (63, 1)]
+    assert {(item.sample.prompt_ids, item.sampler_logprobs, item.task_id) for item in samples} == {((5,), (-0.75, -0.125), "t")}
+
+
+@pytest.mark.parametrize("reward", [{"judge_balance": "none"}, {"judge_balance": "critic"}, {"judge_normalization": "centered"}])
+def test_what_is_set_for_votes_changes_nothing_for_unit_tests(reward):
+    assert advantages_of(judge(with_tests(*TESTED), parse_penalty=0.0, **reward)) == pytest.approx(GAINS)
+
+
+@pytest.mark.parametrize(("low", "high", "is_used"), [(0.5, 0.9, True), (0.1, 0.5, True), (0.51, 1.0, False), (0.0, 0.49, False)])
+def test_unit_tests_outside_the_band_of_success_rates_teach_nothing(low, high, is_used):
+    samples = judge(with_tests(*TESTED), update=UpdateSettings(success_low=low, success_high=high))  # the rate is .5
+    assert len(samples) == (4 if is_used else 0)
+
+
+def test_a_unit_test_is_compared_with_those_of_its_task():
+    # task u: test 0 lets the wrong program pass (1 * 0 - 0 * 1 = 0), test 1 tells both apart (1): mean .5, std .5
+    groups = [with_tests(*TESTED), with_tests((WON, "++"), (LOST, "+-"), task_id="u")]
+    samples = judge_samples(groups, [credit_of(group) for group in groups], RewardSettings(), UpdateSettings(), Random("k"))
+    assert [(item.task_id, item.sample.advantage) for item in samples[-2:]] == [("u", -1.0), ("u", 1.0)]
+    assert advantages_of(samples[:-2]) == pytest.approx(GAINS | {(62, 1): -2.0})
+
+
+@pytest.mark.parametrize("outcome", [WON, LOST])
+def test_unit_tests_of_a_task_that_is_always_or_never_solved_cannot_be_told_apart(outcome):
+    group = with_tests((outcome, "+-?"), (outcome, "-+?"))
+    assert advantages_of(judge(group)) == {(62, 1): -2.0}  # readable ones are as good as each other, whatever they are
+    assert judge(group, parse_penalty=0.0) == []
+
+
+def test_what_is_no_program_says_nothing_about_a_unit_test():
+    group = with_tests(*TESTED)
+    nothing, judged = rollout(LOST, "--?-", invalid=(0,), name=4)
+    more = replace(group, trajectories=(*group.trajectories, nothing), judgments=(*group.judgments, judged))
+    assert advantages_of(judge(more)) == pytest.approx(GAINS | {(62, 1): -2.0})
+
+
+def partly(outcome: float, checks: str, *votes: str, invalid=()) -> tuple[Trajectory, tuple[tuple[Judgment, ...], ...]]:
+    """A rollout whose last step passed the hidden tests marked "+"."""
+    trajectory, judged = rollout(outcome, *votes, invalid=invalid)
+    last = replace(trajectory.steps[-1], checks=tuple("passed" if check == "+" else "wrong_answer" for check in checks))
+    return replace(trajectory, steps=(*trajectory.steps[:-1], last)), judged
+
+
+PARTLY = (
+    partly(LOST, "+-++", "++?"),
+    partly(LOST, "----", "-+?"),
+    partly(WON, "++++", "+-+"),
+    partly(LOST, "", "--?", invalid=(0,)),
+)
+
+
+def test_a_partial_outcome_is_the_share_of_hidden_tests():
+    # 2 * 3/4 - 1 + .5 * 1;  -1 + 0;  1 + .5 * 1/3;  no program: -1 - .5 - .25
+    rewards = credit_of(group_of(*PARTLY), outcome="partial", score_weight=0.5, invalid_penalty=0.25).rewards
+    assert [r.tolist() for r in rewards] == [[1.0], [-1.0], [pytest.approx(7 / 6)], [-1.75]]
+
+
+def test_a_binary_outcome_counts_hidden_tests_together():
+    # -1 + .5 * 1;  -1 + 0;  1 + .5 * 1/3;  -1 - .5 - .25
+    rewards = credit_of(group_of(*PARTLY), score_weight=0.5, invalid_penalty=0.25).rewards
+    assert [r.tolist() for r in rewards] == [[-0.5], [-1.0], [pytest.approx(7 / 6)], [-1.75]]
+
+
+def test_a_partial_outcome_alone_is_a_signal_where_no_rollout_won():
+    # outcomes .5 and -.5, without votes that can be read
+    group = group_of(partly(LOST, "+++-", "??"), partly(LOST, "-+--", "??"))
+    assert [a.tolist() for a in credit_of(group, outcome="partial").advantages] == [[1.0], [-1.0]]
+    assert [a.tolist() for a in credit_of(group).advantages] == [[0.0], [0.0]]
+
+
+def test_without_parts_a_partial_outcome_is_all_or_nothing():
+    rewards = credit_of(group_of(rollout(WON, "??"), rollout(LOST, "??")), outcome="partial").rewards
+    assert [r.tolist() for r in rewards] == [[1.0], [-1.0]]
+
+
+def test_gae_pays_a_partial_outcome_once():
+    group = group_of(partly(LOST, "+++-", "??", "??"), partly(LOST, "----", "??"))
+    credit = credit_of(group, outcome="partial", advantage="gae", gamma=1.0, gae_lambda=1.0)  # the values are 0
+    # paid once: (0, .5) and -1; returns .5, .5, -1 with mean 0 and variance 1.5 / 3
+    assert np.concatenate(credit.advantages).tolist() == pytest.approx([0.5**0.5, 0.5**0.5, -(2**0.5)])
+    assert [r.tolist() for r in credit.rewards] == [[0.5, 0.5], [-1.0]]

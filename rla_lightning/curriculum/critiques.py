@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
-from rla_lightning.types import Judgment, RolloutGroup, Step, Trajectory
+from rla_lightning.types import PASSED, Judgment, RolloutGroup, Step, Trajectory
 
 MAX_LISTED = 5  # steps or actions named in one critique
 
@@ -13,8 +14,11 @@ def template_critique(group: RolloutGroup, high: float = 0.8) -> tuple[str, ...]
     """Why rollouts failed and, above the band, what made the task easy; at most two sentences each.
 
     The paper critiques failed rollouts only, which leaves nothing to say about a task at success 1.0.
-    A group with a success rate over `high` gets one of its wins: how long they took, and what the shortest did.
+    A group with a success rate over `high` gets one of its wins: how long they took, and what the shortest did. Where
+    goals are verified in parts (the hidden tests of programs), the rates at which those are passed are the critique.
     """
+    if any(step.checks for trajectory in group.valid_trajectories for step in trajectory.steps):
+        return (_check_rates(group),)
     judgments = group.judgments or tuple(() for _ in group.trajectories)
     critiques = [
         _critique_loss(trajectory, votes)
@@ -24,6 +28,20 @@ def template_critique(group: RolloutGroup, high: float = 0.8) -> tuple[str, ...]
     if group.rollouts and group.successes / group.rollouts > high:
         critiques.append(_critique_wins(group))
     return tuple(critiques)
+
+
+def _check_rates(group: RolloutGroup) -> str:
+    """Parts are numbered from 1."""
+    last = [trajectory.steps[-1].checks for trajectory in group.valid_trajectories if trajectory.steps]
+    verified = [checks for checks in last if checks]
+    unreadable = f" {group.rollouts - len(verified)} gave nothing that could be run." if len(verified) < group.rollouts else ""
+    parts = []
+    for number, column in enumerate(zip(*verified, strict=True), 1):
+        failures = Counter(check for check in column if check != PASSED)
+        why = ", ".join(f"{count} {name}" for name, count in failures.most_common())
+        parts.append(f"{number}: {column.count(PASSED) / len(column):.0%}" + (f" ({why})" if why else ""))
+    programs = f"{len(verified)} program" + ("" if len(verified) == 1 else "s")
+    return f"Pass rates of the hidden tests over {programs}: {'; '.join(parts)}.{unreadable}"
 
 
 def _critique_loss(trajectory: Trajectory, judgments: Sequence[Sequence[Judgment]]) -> str:

@@ -34,6 +34,7 @@ REFUSALS = (
     "unchanged",  # the task itself
     "known",  # seen before in this run, or held out
     "invalid",
+    "resembling",  # nearly the same as an earlier or held-out task
     "repeated",  # an earlier attempt gave the same task
     "failed",  # the environment raised an error
 )
@@ -237,10 +238,12 @@ def _judge(environment: Environment, pool: TaskPool, parent: Task, completion: C
     if completion.stop_reason == "TRUNCATED":  # a box in unfinished thoughts is no answer
         return None, "truncated"
     problem: str | None = None
+    resembles = False
     try:
         task = environment.apply_rewrite(parent, completion.text)
         if isinstance(task, Task) and not pool.knows(task.id):
-            problem = environment.validate(task, parent)
+            resembles = environment.resembles(task, [record.task for record in pool.records])
+            problem = None if resembles else environment.validate(task, parent)
     except Exception as error:  # of somebody's environment: one answer is lost, the run goes on
         logger.warning("a rewrite of task %s failed: %s: %s", parent.id, type(error).__name__, error)
         return None, "failed"
@@ -248,6 +251,8 @@ def _judge(environment: Environment, pool: TaskPool, parent: Task, completion: C
         reason, problem = "refused", task
     elif pool.knows(task.id):
         reason = "unchanged" if task.id == parent.id else "known"
+    elif resembles:
+        reason = "resembling"
     elif problem is not None:
         reason = "invalid"
     else:

@@ -12,7 +12,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from random import Random
 
-from rla_lightning.types import Direction, ExpertAction, Observation, Purpose, Split, StepLabel, Task, Transition
+from rla_lightning.types import (
+    CheckRequest,
+    Direction,
+    ExpertAction,
+    ExpertTest,
+    Observation,
+    Purpose,
+    Solution,
+    Split,
+    StepLabel,
+    Task,
+    Transition,
+)
 
 
 class Episode(ABC):
@@ -79,6 +91,11 @@ class Environment(ABC):
         del task, parent
         return None
 
+    def resembles(self, task: Task, earlier: Sequence[Task]) -> bool:
+        """Whether a rewrite says nearly the same as one of the earlier tasks (or as a held-out one), though not exactly."""
+        del task, earlier
+        return False
+
     def rewrite_prompt(self, task: Task, direction: Direction, critique: str, successes: int, rollouts: int) -> str | None:
         """What a rewriter language model is asked, to make the task harder or easier; None when it cannot be rewritten.
 
@@ -114,7 +131,32 @@ class Environment(ABC):
         del episode, rng
         return None
 
+    def detour(self, episode: Episode, rng: Random) -> str | None:
+        """An action that an agent might take instead of the expert's, for noisy demonstrations; None without any."""
+        commands = episode.observation.commands
+        return rng.choice(commands) if commands else None
+
     def label_step(self, episode: Episode, action: str) -> StepLabel | None:
         """Ground truth about an action in the episode's present state; None without it."""
         del episode, action
+        return None
+
+
+class TestedEnvironment(Environment):
+    """An environment whose actions are programs, so that a reward model can judge them by writing unit tests."""
+
+    __test__ = False  # not a test of pytest's
+
+    @abstractmethod
+    def check_programs(self, requests: Sequence[CheckRequest]) -> list[list[list[bool | None]]]:
+        """Which programs pass which tests: [request][test][program]; None where a program could not be run."""
+
+    def solutions(self, task: Task) -> Sequence[Solution]:
+        """Right and wrong programs to evaluate test writers on; none where they are not known."""
+        del task
+        return ()
+
+    def example_test(self, task: Task, rng: Random, is_right: bool) -> ExpertTest | None:
+        """A unit test to learn from, with the right output or a wrong one; None without an expert."""
+        del task, rng, is_right
         return None

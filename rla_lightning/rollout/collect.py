@@ -283,7 +283,9 @@ def _book(live: _Live, step: Step, label: StepLabel | None, transition: Transiti
         live.fail(ValueError(f"the episode is done with outcome {transition.outcome}, not {WON} or {LOST}"))
         return
     is_valid = step.is_valid and transition.is_valid
-    live.steps.append(replace(step, is_valid=is_valid, feedback=transition.observation.text, label=label))
+    live.steps.append(
+        replace(step, is_valid=is_valid, feedback=transition.observation.text, label=label, checks=transition.checks)
+    )
     live.history.append(Turn(len(live.steps), step.observation, step.action, step.prompt_ids, step.completion.token_ids))
     live.observation = transition.observation
     if transition.outcome is not None and transition.done:

@@ -12,11 +12,12 @@ from random import Random
 
 from transformers import PreTrainedTokenizerBase
 
-from rla_lightning.environments.base import Environment
+from rla_lightning.environments.base import Environment, TestedEnvironment
 from rla_lightning.rollout.collect import describe_error
 from rla_lightning.rollout.formats import History, PolicyFormat, Turn
 from rla_lightning.types import (
     LOST,
+    WON,
     Completion,
     ExpertAction,
     Observation,
@@ -80,7 +81,12 @@ class Explorer:
             history = (*history, Turn(number, observation, action, completion_ids=answer_ids))
 
     def rollouts(self, tasks: Sequence[Task], key: str) -> list[RolloutGroup]:
-        """One episode of each task that the expert can play, as a group of one, ready to be judged."""
+        """One episode of each task that the expert can play, as a group of one, ready to be judged.
+
+        Where actions are programs: a group of all programs whose correctness is known.
+        """
+        if isinstance(self.environment, TestedEnvironment):
+            return [group for task in tasks if (group := self._known_programs(self.environment, task)).trajectories]
         groups = []
         for task in tasks:
             try:
@@ -108,6 +114,19 @@ class Explorer:
             trajectory = Trajectory(task, steps, outcome, "DONE" if last.done else "MAX_TURNS")
             groups.append(RolloutGroup(task, (trajectory,)))
         return groups
+
+    def _known_programs(self, environment: TestedEnvironment, task: Task) -> RolloutGroup:
+        try:
+            observation, solutions = environment.start(task).observation, environment.solutions(task)
+        except Exception as error:
+            return RolloutGroup(task, (Trajectory(task, (), LOST, "ENV_ERROR", describe_error(error)),), judgments=((),))
+        trajectories = []
+        for solution in solutions:
+            label = StepLabel(1 if solution.is_correct else -1)
+            written = Completion((), (), solution.program, "EOS")
+            step = Step((), written, observation, solution.program, True, label=label)
+            trajectories.append(Trajectory(task, (step,), WON if solution.is_correct else LOST, "DONE"))
+        return RolloutGroup(task, tuple(trajectories))
 
     def _answer(
         self, expert: ExpertAction, history: History, observation: Observation, rng: Random

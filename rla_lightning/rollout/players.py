@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from rla_lightning.environments.base import Environment
+from rla_lightning.environments.base import Environment, TestedEnvironment
 from rla_lightning.models.language_model import LoadedModel, load_language_model
 from rla_lightning.models.specs import LanguageModelSpec, ValueModelSpec
 from rla_lightning.models.value_model import LoadedValueModel, load_value_model
@@ -18,7 +18,9 @@ from rla_lightning.rollout.batching import make_value_batch, split_by_budget
 from rla_lightning.rollout.collect import Progress, collect, describe_error, judge
 from rla_lightning.rollout.explorer import Explorer
 from rla_lightning.rollout.formats import CriticFormat, JudgeFormat, PolicyFormat
+from rla_lightning.rollout.formats_code import UnitTestFormat
 from rla_lightning.rollout.sampler import Sampler, TransformersSampler, evaluating
+from rla_lightning.rollout.unit_tests import judge_by_tests
 from rla_lightning.settings import RolloutSettings
 from rla_lightning.types import ConfigError, RolloutGroup, Task
 
@@ -36,6 +38,7 @@ class Formats:
     policy: PolicyFormat
     judge: JudgeFormat
     critic: CriticFormat
+    test: UnitTestFormat | None = None  # the reward model writes unit tests instead of voting on steps
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,21 @@ class Players:
         )
 
     def judge(self, groups: Sequence[RolloutGroup], key: str, progress: Progress | None = None) -> list[RolloutGroup]:
-        """Add `num_judgments` votes of the reward model to every step."""
+        """Add `num_judgments` votes of the reward model to every step, or as many unit tests to every task."""
+        if self.formats.test is not None:
+            assert isinstance(self.environment, TestedEnvironment)
+            return judge_by_tests(
+                groups,
+                self.settings.num_judgments,
+                environment=self.environment,
+                sampler=self.judge_sampler,
+                tokenizer=self.reward_model.tokenizer,
+                test_format=self.formats.test,
+                params=self.settings.judge_sampling,
+                key=f"{key}/judge",
+                context_length=self.reward_model.context_length,
+                progress=progress,
+            )
         return judge(
             groups,
             self.settings.num_judgments,
@@ -108,10 +125,13 @@ class Players:
             except Exception:  # its rollouts will end with ENV_ERROR
                 continue
             action = observation.commands[0] if observation.commands else ""
-            policy, reward_model, critic = self.policy, self.reward_model, self.critic
+            policy, reward_model, critic, tests = self.policy, self.reward_model, self.critic, self.formats.test
+            judge_format = self.formats.judge
             prompts = {
                 "policy": self.formats.policy.prompt(policy.tokenizer, (), observation),
-                "reward_model": self.formats.judge.prompt(reward_model.tokenizer, (), observation, action, action, True, ""),
+                "reward_model": judge_format.prompt(reward_model.tokenizer, (), observation, action, action, True, "")
+                if tests is None
+                else tests.prompt(reward_model.tokenizer, observation),
                 "critic": self.formats.critic.prompt(critic.tokenizer, description, (), observation),
             }
             contexts = (policy.context_length, reward_model.context_length, critic.context_length)

@@ -8,12 +8,14 @@ import torch
 
 from callbacks import warm_start
 from callbacks.warm_start import WarmStart
+from rla_lightning.environments.base import Episode, TestedEnvironment
 from rla_lightning.environments.household import HouseholdEnvironment
 from rla_lightning.models.specs import LanguageModelSpec, LoraSpec, TinySpec
 from rla_lightning.module import ClosedLoop
 from rla_lightning.rollout.formats import CompactJudgeFormat, CompactPolicyFormat
+from rla_lightning.rollout.formats_code import CompactTestFormat
 from rla_lightning.settings import RolloutSettings
-from rla_lightning.types import ConfigError
+from rla_lightning.types import ConfigError, ExpertAction, ExpertTest, Observation, Task, UnitTest
 
 TINY = TinySpec(width=16, layers=1, heads=2, mlp_width=32)
 EVERY_DIFFICULTY = (0.0, 1.0)
@@ -274,3 +276,127 @@ def test_teaching_makes_the_demonstrations_likelier(make_loop):
     before = loss()
     start(loop, None, policy_updates=40, batch_size=16)
     assert loss() < before - 1.0
+
+
+# Lessons of programs and unit tests
+
+
+class Printers(TestedEnvironment):
+    """Print a digit: a wrong program prints an x, a wrong test expects one."""
+
+    name = "printers"
+
+    def sample(self, rng, difficulty, split="in_domain"):
+        digit = rng.randrange(10)
+        return Task(f"print-{digit}", self.name, {"digit": str(digit)}, digit / 10, f"print-{digit}")
+
+    def start(self, task):
+        return Printing(task)
+
+    def expert(self, episode, rng):
+        return ExpertAction(f"print {episode.digit}", "#easy")
+
+    def detour(self, episode, rng):
+        return "print x"
+
+    def check_programs(self, requests):
+        raise NotImplementedError
+
+    def example_test(self, task, rng, is_right):
+        return ExpertTest(UnitTest("0\n", f"{task.spec['digit'] if is_right else 'x'}\n"), "thus")
+
+    def vocabulary(self):
+        return ("print", "x", "#easy", "say", ":", "=", "thus", *"0123456789")
+
+
+class Printing(Episode):
+    max_turns = 1
+
+    def __init__(self, task: Task) -> None:
+        self.digit = task.spec["digit"]
+        self.observation = Observation(f"say {self.digit}")
+
+    def step(self, action):
+        raise NotImplementedError
+
+
+@pytest.fixture
+def writer(make_loop):
+    """A loop whose reward model writes unit tests."""
+
+    def make(environment: TestedEnvironment | None = None) -> ClosedLoop:
+        return make_loop(environment=environment or Printers(), test_format=CompactTestFormat())
+
+    return make
+
+
+def words(loop: ClosedLoop, samples) -> list[str]:
+    """Prompts and answers."""
+    tokens = loop.players.policy.tokenizer.convert_ids_to_tokens
+    return [" ".join(tokens(list(sample.prompt_ids + sample.response_ids))) for sample in samples]
+
+
+def test_lessons_of_programs_and_unit_tests(writer):
+    loop = writer()
+    taught = lessons(loop, episodes=20, action_noise=0.0, label_noise=0.0)
+    assert len(taught.policy) == len(taught.judge) == 20
+    digits = [line.split()[2] for line in words(loop, taught.policy)]
+    assert len(set(digits)) > 5
+    assert words(loop, taught.policy) == [f"<act> say {digit} #easy print {digit} </s>" for digit in digits]
+    assert words(loop, taught.judge) == [f"<judge> say {digit} 0 : thus = {digit} </s>" for digit in digits]
+    assert {sample.weight for sample in taught.judge} == {20**-0.5}  # all alike
+    assert lessons(loop, episodes=20, action_noise=0.0, label_noise=0.0) == taught
+
+
+def test_the_shares_of_wrong_programs_and_wrong_unit_tests_are_the_noise(writer):
+    loop = writer()
+    taught = lessons(loop, episodes=1000, action_noise=0.3, label_noise=0.1)
+    programs, tests = words(loop, taught.policy), words(loop, taught.judge)
+    wrong_programs = [line.endswith("#easy print x </s>") for line in programs]
+    wrong_tests = [line.endswith("0 : thus = x </s>") for line in tests]
+    assert abs(sum(wrong_programs) - 300) < 4 * (1000 * 0.3 * 0.7) ** 0.5
+    assert abs(sum(wrong_tests) - 100) < 4 * (1000 * 0.1 * 0.9) ** 0.5
+    both = sum(a and b for a, b in zip(wrong_programs, wrong_tests, strict=True))
+    assert abs(both - 30) < 4 * (1000 * 0.03 * 0.97) ** 0.5  # one says nothing about the other
+    only = lessons(loop, episodes=5, action_noise=1.0, label_noise=1.0)
+    assert all(line.endswith("print x </s>") for line in words(loop, only.policy))
+    assert all(line.endswith("= x </s>") for line in words(loop, only.judge))
+
+
+def test_no_lessons_of_held_out_programs(writer):
+    loop = writer()
+    taught = lessons(loop, episodes=50, held_out=frozenset({"print-3", "print-4"}))
+    shown = {line.split()[2] for line in words(loop, taught.policy)}
+    assert {"3", "4"}.isdisjoint(shown)
+    assert len(taught.policy) < 50
+
+
+def test_an_environment_without_example_tests_can_teach_the_policy_alone(writer):
+    class NoTests(Printers):
+        def example_test(self, task, rng, is_right):
+            return None
+
+    loop = writer(NoTests())
+    with pytest.raises(ConfigError, match=r"'printers' has no example tests: set WarmStart\.judge_updates to 0"):
+        lessons(loop)
+    alone = lessons(loop, judge_updates=0)
+    assert len(alone.policy) == 4
+    assert alone.judge == ()
+
+
+def test_without_wrong_programs_all_demonstrations_are_right(writer):
+    class NoMistakes(Printers):
+        def detour(self, episode, rng):
+            return None
+
+    loop = writer(NoMistakes())
+    assert not [line for line in words(loop, lessons(loop, action_noise=1.0).policy) if "x" in line]
+
+
+def test_programs_without_an_expert_are_named(writer):
+    class NoSolutions(Printers):
+        def expert(self, episode, rng):
+            return None
+
+    with pytest.raises(ConfigError, match="'printers' has no expert"):
+        lessons(writer(NoSolutions()))

@@ -78,3 +78,54 @@ def test_errors_of_the_environment_are_no_failures() -> None:
 def test_no_votes_on_a_step_are_no_blame() -> None:
     group = RolloutGroup(TASK, (rollout(LOST, "a"),), ((votes(),),))
     assert template_critique(group)[0].endswith("No step has only negative votes.")
+
+
+def program(outcome: float, *checks: str) -> Trajectory:
+    step = Step((), EMPTY, Observation(""), "print(1)", True, checks=checks)
+    return Trajectory(TASK, (step,), outcome, "DONE")
+
+
+def test_programs_are_criticised_by_the_pass_rates_of_the_hidden_tests() -> None:
+    programs = (
+        program(WON, "passed", "passed", "passed"),
+        program(LOST, "passed", "wrong_answer", "timeout"),
+        program(LOST, "passed", "wrong_answer", "wrong_answer"),
+        program(LOST, "passed", "runtime_error", "timeout"),
+    )
+    expected = (
+        "Pass rates of the hidden tests over 4 programs: "
+        "1: 100%; 2: 25% (2 wrong_answer, 1 runtime_error); 3: 25% (2 timeout, 1 wrong_answer).",
+    )
+    assert template_critique(RolloutGroup(TASK, programs)) == expected
+    assert template_critique(RolloutGroup(TASK, programs), high=0.1) == expected  # above the band, too
+    judged = tuple((votes(-1, -1),) for _ in programs)
+    assert template_critique(RolloutGroup(TASK, programs, judged)) == expected
+
+
+def test_answers_without_a_program_and_errors_do_not_count_in_pass_rates() -> None:
+    nothing = rollout(LOST, "")
+    failed = program(WON, "wrong_answer", "wrong_answer")
+    group = RolloutGroup(
+        TASK,
+        (
+            nothing,
+            program(WON, "passed", "passed"),
+            Trajectory(TASK, failed.steps, LOST, "ENV_ERROR"),
+            program(LOST, "passed", "memory"),
+            program(LOST, "passed", "passed"),
+            nothing,
+        ),
+    )
+    assert template_critique(group) == (
+        "Pass rates of the hidden tests over 3 programs: 1: 100%; 2: 67% (1 memory). 2 gave nothing that could be run.",
+    )
+
+
+def test_the_last_of_several_programs_is_the_one_that_counts() -> None:
+    first, last = program(LOST, "timeout", "timeout"), program(WON, "passed", "passed")
+    group = RolloutGroup(TASK, (Trajectory(TASK, first.steps + last.steps, WON, "DONE"),))
+    assert template_critique(group) == ("Pass rates of the hidden tests over 1 program: 1: 100%; 2: 100%.",)
+
+
+def test_without_any_program_there_are_no_pass_rates() -> None:
+    assert template_critique(RolloutGroup(TASK, (rollout(LOST, ""),))) == ("The rollout lost after 1 turn.",)

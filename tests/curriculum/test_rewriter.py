@@ -22,7 +22,7 @@ from rla_lightning.models.specs import LanguageModelSpec, LoraSpec
 from rla_lightning.types import Completion, ConfigError, Direction, Split, Task, TaskFeedback
 
 OBJECTS, PLACES = ("apple", "bowl", "cup", "dish"), ("desk", "shelf", "table")
-REASONS = ("usable", "truncated", "refused", "unchanged", "known", "invalid", "repeated", "failed")
+REASONS = ("usable", "truncated", "refused", "unchanged", "known", "invalid", "resembling", "repeated", "failed")
 COUNTS = ("tasks", "unasked", "answers", "fallbacks", "without", *REASONS)
 NONE_COUNTED = {f"rewrite_{name}": 0.0 for name in COUNTS}
 
@@ -193,6 +193,56 @@ def test_every_answer_is_counted_once_by_what_became_of_it(folder: Path) -> None
     }
     adapter.adapt(Tidy(), pool, booked(pool), never, "k2")
     assert adapter.statistics() == NONE_COUNTED  # of the latest call only
+
+
+class Wary(Tidy):
+    """Finds tasks alike that have the same object; notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.compared: list[tuple[str, list[str]]] = []
+        self.validated: list[str] = []
+
+    def resembles(self, task: Task, earlier: Sequence[Task]) -> bool:
+        self.compared.append((task.id, [known.id for known in earlier]))
+        return any(task.spec["item"] == known.spec["item"] for known in earlier)
+
+    def validate(self, task: Task, parent: Task | None = None) -> str | None:
+        self.validated.append(task.id)
+        return super().validate(task, parent)
+
+
+def test_a_rewrite_that_resembles_an_earlier_task_is_counted_and_never_proposed(folder: Path) -> None:
+    parent = make("cup", "table")
+    pool = TaskPool([parent, make("dish", "shelf")])
+    feedback = failed(pool, parent)
+    answers = [boxed("cup", "shelf"), boxed("cup", "desk"), boxed("apple", "shelf"), boxed("cup", "table")]
+    environment, adapter = Wary(), Scripted({"cup table": answers}, folder, ranking="first")
+    adapter.adapt(environment, pool, feedback, never, "k")
+    assert [proposal.task.id for proposal in pool.pending] == ["apple-shelf"]
+    earlier = ["cup-table", "dish-shelf"]
+    assert environment.compared == [("cup-shelf", earlier), ("cup-desk", earlier), ("apple-shelf", earlier)]  # not the known one
+    assert environment.validated == ["apple-shelf"]  # running programs takes time: what is refused anyway is not validated
+    assert adapter.statistics() == NONE_COUNTED | {
+        "rewrite_tasks": 1.0,
+        "rewrite_answers": 4.0,
+        "rewrite_usable": 1.0,
+        "rewrite_resembling": 2.0,
+        "rewrite_unchanged": 1.0,
+    }
+
+
+def test_where_all_rewrites_resemble_earlier_tasks_there_is_no_proposal(folder: Path) -> None:
+    parent = make("cup", "table")
+    pool = TaskPool([parent])
+    adapter = Scripted({"cup table": [boxed("cup", "shelf"), boxed("cup", "shelf")]}, folder, ranking="first")
+    adapter.adapt(Wary(), pool, failed(pool, parent), never, "k")
+    assert pool.pending == ()
+    assert adapter.statistics() == NONE_COUNTED | {
+        "rewrite_tasks": 1.0,
+        "rewrite_answers": 2.0,
+        "rewrite_resembling": 2.0,
+        "rewrite_without": 1.0,
+    }
 
 
 def test_thoughts_are_no_answer(folder: Path) -> None:

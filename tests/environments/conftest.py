@@ -1,4 +1,4 @@
-"""Shared by the environments' tests: exhaustive search, and the real engine, which continuous integration has to have."""
+"""Shared by the environments' tests: exhaustive search, and what continuous integration has to have: engine and sandbox."""
 
 import os
 from collections import deque
@@ -8,6 +8,8 @@ import pytest
 
 from rla_lightning.environments.alfred.planner import NEUTRAL_VERBS
 from rla_lightning.environments.alfred.world import admissible, is_won
+from rla_lightning.sandbox import Sandbox, SandboxSettings
+from rla_lightning.types import ConfigError
 
 ENGINE = ("textworld", "fast_downward", "alfworld")
 
@@ -19,6 +21,18 @@ def needs_engine() -> None:
         pytest.fail(f"not installed: {', '.join(missing)}; run make engine")
     if missing:
         pytest.skip(f"not installed: {', '.join(missing)}; run make engine")
+
+
+@pytest.fixture(scope="session")
+def needs_isolation() -> None:
+    sandbox = Sandbox(SandboxSettings(workers=1))
+    try:
+        sandbox.start()
+    except ConfigError as error:
+        if os.environ.get("CI") == "true":
+            pytest.fail(str(error))
+        pytest.skip(str(error))
+    sandbox.close()
 
 
 def state_key(world):

@@ -1,0 +1,224 @@
+"""Problems for tiny models: pipelines over a line of digits, sampled without end and rewritten by one edit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import chain
+from random import Random
+from typing import Any
+
+from rla_lightning.environments.base import Episode
+from rla_lightning.environments.coding.environment import (
+    ROOT_QUESTION,
+    CodingEnvironment,
+    CodingEpisode,
+    problem_of,
+    task_of,
+)
+from rla_lightning.environments.coding.pipeline_programs import (
+    DIGITS,
+    FILTERS,
+    LARGEST,
+    MAPS,
+    REDUCTIONS,
+    Operation,
+    Pipeline,
+    Used,
+    vocabulary,
+)
+from rla_lightning.environments.coding.problems import LEVELS, Problem
+from rla_lightning.sandbox import SandboxSettings
+from rla_lightning.types import Direction, ExpertTest, Observation, Purpose, Split, Task, UnitTest
+
+HIDDEN_TESTS = 6
+MOST_FILTERS, MOST_MAPS = 2, 2
+MOST_SIZE = MOST_FILTERS + MOST_MAPS
+LONGEST_INPUT = 6
+FEWEST_WRONG, MOST_WRONG = 3, 5  # solutions of a problem
+PIPELINE = "pipeline"  # key of a task's spec
+STYLES = 12  # ways to word a problem
+RESERVED = 4  # one in so many shapes is never trained on
+CANDIDATES = 60  # inputs that hidden tests are chosen from
+TRIES = 100  # of an example of a unit test
+EXCHANGES = 0.3  # share of the edits that exchange an operation for another one
+
+
+class PipelineEnvironment(CodingEnvironment):
+    """Problems like "the sum of numbers even each squared", for models whose vocabulary is made for them.
+
+    Out of distribution are combinations of operations of which none is ever trained on.
+
+    Args:
+        sandbox: how programs are held.
+        longest_example: most numbers in the input of a unit test that the test writer is taught.
+    """
+
+    name = "pipelines"
+
+    def __init__(self, sandbox: SandboxSettings = SandboxSettings(), longest_example: int = 4) -> None:
+        super().__init__(sandbox=sandbox)
+        self.longest_example = longest_example
+
+    def corpus(self, purpose: Purpose, split: Split) -> Sequence[Task]:
+        return ()
+
+    def sample(self, rng: Random, difficulty: float, split: Split = "in_domain") -> Task:
+        self.grader.sandbox.start()  # or there is no use in going on
+        size = 1 + round(difficulty * (MOST_SIZE - 1))
+        while True:
+            pipeline = _draw(rng, size)
+            if pipeline.is_sound and _is_reserved(pipeline) == (split == "out_of_distribution"):
+                task = self._task(pipeline, rng.randrange(STYLES))
+                if task is not None:
+                    return task
+
+    def vary(self, task: Task, direction: Direction, rng: Random, number: int) -> Sequence[Task]:
+        """One operation more or less, or (of the same size) another one; worded anew."""
+        found: dict[str, Task] = {}
+        original = _pipeline_of(task)
+        for _ in range(4 * number):
+            if len(found) == number:
+                break
+            pipeline = _edited(original, direction, rng)
+            if pipeline is None or pipeline == original or not pipeline.is_sound or _is_reserved(pipeline):
+                continue
+            made = self._task(pipeline, rng.randrange(STYLES))
+            if made is not None:
+                spec = {**made.spec, ROOT_QUESTION: task.spec[ROOT_QUESTION]}
+                found[made.id] = replace(made, spec=spec, root_id=task.root_id, parent_id=task.id, version=task.version + 1)
+        return list(found.values())
+
+    def observe(self, task: Task) -> Observation:
+        """The digest is the phrase of the question alone."""
+        question = problem_of(task).question
+        return Observation(question, digest=tuple(question.partition(": ")[2].removesuffix(".").split()))
+
+    def vocabulary(self) -> tuple[str, ...]:
+        return vocabulary()
+
+    def resembles(self, task: Task, earlier: Sequence[Task]) -> bool:
+        return False  # all questions are alike; what differs is exact
+
+    def rewrite_prompt(self, task: Task, direction: Direction, critique: str, successes: int, rollouts: int) -> None:
+        return None
+
+    def detour(self, episode: Episode, rng: Random) -> str | None:
+        assert isinstance(episode, CodingEpisode)
+        return rng.choice(_wrong_programs(_pipeline_of(episode.task)))
+
+    def example_test(self, task: Task, rng: Random, is_right: bool) -> ExpertTest | None:
+        """A wrong one is what somebody would write who takes the problem for a similar one."""
+        pipeline = _pipeline_of(task)
+        for _ in range(TRIES):
+            numbers = _numbers(rng, self.longest_example)
+            told = pipeline if is_right else rng.choice(tuple(pipeline.mistakes()))
+            answer, stages = told.answer(numbers), [told.stages(x) for x in numbers]
+            has_words = all(0 <= number <= LARGEST for number in chain((answer,), *stages))
+            if has_words and is_right == (answer == pipeline.answer(numbers)):
+                return ExpertTest(UnitTest(_line(numbers), f"{answer}\n"), told.thought(numbers))
+        return None
+
+    def _task(self, pipeline: Pipeline, style: int) -> Task | None:
+        """The pipeline as a problem whose tests tell it from every mistake; None where there is little to tell."""
+        tests, wrong = _hidden_tests(pipeline), _wrong_programs(pipeline)
+        if len({test.stdout for test in tests}) < 2 or len(wrong) < FEWEST_WRONG:
+            return None
+        phrase = pipeline.phrase(style)
+        problem = Problem(
+            name=phrase,
+            question=f"Read one line of digits and print one integer, 0 when there is none to print: {phrase}.",
+            tests=tests,
+            difficulty=(pipeline.size - 1) / (MOST_SIZE - 1),
+            level=LEVELS[min(pipeline.size - 1, len(LEVELS) - 1)],
+            solution=pipeline.program(),
+            wrong_solutions=tuple(Random(f"wrong/{pipeline}").sample(wrong, min(MOST_WRONG, len(wrong)))),
+        )
+        task = task_of(problem, self.name)
+        return replace(task, spec={**task.spec, PIPELINE: _told(pipeline)})
+
+
+def _told(pipeline: Pipeline) -> dict[str, Any]:
+    """JSON values, so lists in place of tuples."""
+    used = {"filters": pipeline.filters, "maps": pipeline.maps}
+    return {field: [list(use) for use in uses] for field, uses in used.items()} | {"reduction": pipeline.reduction}
+
+
+def _pipeline_of(task: Task) -> Pipeline:
+    told: Mapping[str, Any] = task.spec[PIPELINE]
+    filters, maps = (tuple((str(name), int(k)) for name, k in told[field]) for field in ("filters", "maps"))
+    return Pipeline(filters, maps, str(told["reduction"]))
+
+
+def _draw(rng: Random, size: int) -> Pipeline:
+    filters = rng.randint(max(0, size - MOST_MAPS), min(MOST_FILTERS, size))
+    return Pipeline(
+        tuple(_use(rng, FILTERS) for _ in range(filters)),
+        tuple(_use(rng, MAPS) for _ in range(size - filters)),
+        rng.choice(tuple(REDUCTIONS)),
+    )
+
+
+def _use(rng: Random, operations: Mapping[str, Operation]) -> Used:
+    name = rng.choice(tuple(operations))
+    return name, rng.choice(operations[name].constants)
+
+
+def _is_reserved(pipeline: Pipeline) -> bool:
+    """Whether the combination of operations is kept for the out-of-distribution set."""
+    return Random(f"shape/{pipeline.shape}").randrange(RESERVED) == 0
+
+
+def _edited(pipeline: Pipeline, direction: Direction, rng: Random) -> Pipeline | None:
+    """One random edit: harder adds or exchanges an operation, easier removes or exchanges one."""
+    field = rng.choice(("filters", "maps", "reduction"))
+    if field == "reduction":
+        return replace(pipeline, reduction=rng.choice(tuple(REDUCTIONS)))
+    used: tuple[Used, ...] = getattr(pipeline, field)
+    operations, most = (FILTERS, MOST_FILTERS) if field == "filters" else (MAPS, MOST_MAPS)
+    if rng.random() < EXCHANGES and used:
+        index = rng.randrange(len(used))
+        changed = (*used[:index], _use(rng, operations), *used[index + 1 :])
+    elif direction == "harder" and len(used) < most:
+        index = rng.randint(0, len(used))
+        changed = (*used[:index], _use(rng, operations), *used[index:])
+    elif direction == "easier" and used and pipeline.size > 1:
+        index = rng.randrange(len(used))
+        changed = (*used[:index], *used[index + 1 :])
+    else:
+        return None
+    return replace(pipeline, **{field: changed})  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=4096)
+def _hidden_tests(pipeline: Pipeline) -> tuple[UnitTest, ...]:
+    """Few inputs that tell the pipeline from its mistakes: the input that catches most of those left, again and again."""
+    rng = Random(f"tests/{pipeline}")
+    inputs = list(dict.fromkeys(_numbers(rng, LONGEST_INPUT) for _ in range(CANDIDATES)))
+    answers = [pipeline.answer(numbers) for numbers in inputs]
+    left = [{i for i, numbers in enumerate(inputs) if mistake.answer(numbers) != answers[i]} for mistake in pipeline.mistakes()]
+    chosen: list[int] = []
+    for _ in range(HIDDEN_TESTS):
+        caught = Counter(i for catching in left for i in catching)
+        best = max((i for i in range(len(inputs)) if i not in chosen), key=lambda i: (caught[i], -i))
+        left = [catching for catching in left if best not in catching]
+        chosen.append(best)
+    return tuple(UnitTest(_line(inputs[i]), f"{answers[i]}\n") for i in chosen)
+
+
+@lru_cache(maxsize=4096)
+def _wrong_programs(pipeline: Pipeline) -> tuple[str, ...]:
+    """The mistakes that fail a hidden test; the others do the same as the pipeline, or nearly."""
+    inputs = [[int(word) for word in test.stdin.split()] for test in _hidden_tests(pipeline)]
+    wrong = (m.program() for m in pipeline.mistakes() if any(m.answer(xs) != pipeline.answer(xs) for xs in inputs))
+    return tuple(dict.fromkeys(wrong))
+
+
+def _numbers(rng: Random, longest: int) -> tuple[int, ...]:
+    return tuple(rng.choice(DIGITS) for _ in range(rng.randint(1, longest)))
+
+
+def _line(numbers: Sequence[int]) -> str:
+    return " ".join(map(str, numbers)) + "\n"

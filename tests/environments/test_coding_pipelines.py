@@ -1,0 +1,318 @@
+"""Pipelines: programs, phrases and mistakes written out by hand; sampled problems, edits and examples against the sandbox."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from itertools import islice
+from random import Random
+
+import pytest
+
+from rla_lightning.environments.coding.environment import problem_of
+from rla_lightning.environments.coding.pipeline_programs import Pipeline, vocabulary
+from rla_lightning.environments.coding.pipelines import PipelineEnvironment
+from rla_lightning.sandbox import SandboxSettings
+from rla_lightning.types import CheckRequest, Direction, Split, Task, Transition, UnitTest
+
+SPLITS: tuple[Split, ...] = ("in_domain", "out_of_distribution")
+WORDS = frozenset(vocabulary())
+SQUARES = Pipeline((("even", 0),), (("square", 0),), "sum")
+GAPS = Pipeline((("above", 3), ("odd", 0)), (("gap", 0), ("plus", 2)), "max")
+
+
+@pytest.fixture(scope="module")
+def pipelines(needs_isolation: None) -> Iterator[PipelineEnvironment]:
+    environment = PipelineEnvironment(SandboxSettings(workers=2))
+    yield environment
+    environment.grader.sandbox.close()
+
+
+@pytest.fixture(scope="module")
+def sampled(pipelines: PipelineEnvironment) -> dict[Split, list[Task]]:
+    """50 tasks of each split, from the easiest to the hardest."""
+    return {split: [pipelines.sample(Random(f"{split}/{i}"), i / 49, split) for i in range(50)] for split in SPLITS}
+
+
+@pytest.fixture(scope="module")
+def everything(sampled: dict[Split, list[Task]]) -> list[Task]:
+    return [task for split in SPLITS for task in sampled[split]]
+
+
+def pipeline_of(task: Task) -> Pipeline:
+    told = task.spec["pipeline"]
+    filters, maps = (tuple((name, k) for name, k in told[field]) for field in ("filters", "maps"))
+    return Pipeline(filters, maps, told["reduction"])
+
+
+def shape_of(task: Task) -> tuple[tuple[str, ...], tuple[str, ...], str]:
+    """Which operations, whatever their constants; the order of filters changes nothing."""
+    pipeline = pipeline_of(task)
+    return tuple(sorted(name for name, _ in pipeline.filters)), tuple(name for name, _ in pipeline.maps), pipeline.reduction
+
+
+# By hand
+
+
+def test_programs() -> None:
+    assert SQUARES.program() == "print ( sum ( x * x for x in map(int,input().split()) if x % 2 == 0 ) )"
+    assert GAPS.program() == (
+        "print ( max ( ( ( 10 - x ) + 2 for x in map(int,input().split()) if x > 3 and x % 2 == 1 ) , default = 0 ) )"
+    )
+    assert Pipeline((), (("plus", 1), ("square", 0)), "distinct").program() == (
+        "print ( len ( { ( x + 1 ) * ( x + 1 ) for x in map(int,input().split()) } ) )"
+    )
+    assert Pipeline((("least", 4),), (), "count").program() == "print ( len ( [ x for x in map(int,input().split()) if x >= 4 ] ) )"
+
+
+def test_answers() -> None:
+    assert SQUARES.answer([1, 2, 3, 4, 2]) == 24  # 4 + 16 + 4
+    assert SQUARES.answer([1, 3]) == 0
+    assert GAPS.answer([3, 5, 8, 9]) == 7  # 10 - 5 + 2, more than 10 - 9 + 2
+    assert GAPS.answer([1, 3, 4]) == 0
+    assert (GAPS.kept([3, 5, 8, 9]), GAPS.changed([5, 9])) == ([5, 9], [7, 3])
+    assert Pipeline((), (("gap", 0),), "min").answer([4, 9, 2]) == 1
+    assert Pipeline((("third", 0),), (), "count").answer([3, 3, 0, 4, 9]) == 4
+    assert Pipeline((("third", 0),), (), "distinct").answer([3, 3, 0, 4, 9]) == 3
+
+
+def test_phrases() -> None:
+    assert [SQUARES.phrase(style) for style in range(4)] == [
+        "the sum of those that are divisible by two each squared",
+        "take those that are divisible by two each squared and give the sum",
+        "the total of those that are even each times itself",
+        "take those that are even each times itself and give the total",
+    ]
+    assert GAPS.phrase(0) == "the largest of those that are greater than 3 and not even each taken from ten then plus 2"
+    assert GAPS.phrase(5) == "take those that are above 3 and not even each taken from ten then plus 2 and give the largest"
+    assert Pipeline((), (("triple", 0),), "count").phrase(0) == "the number of all each tripled"
+    assert Pipeline((("most", 5),), (), "distinct").phrase(1) == (
+        "take those that are not above 5 and give the number of different values"
+    )
+
+
+def test_mistakes() -> None:
+    assert list(SQUARES.mistakes()) == [
+        Pipeline((), (("square", 0),), "sum"),
+        Pipeline((("odd", 0),), (("square", 0),), "sum"),
+        Pipeline((("third", 0),), (("square", 0),), "sum"),
+        Pipeline((("even", 0),), (), "sum"),
+        Pipeline((("even", 0),), (("double", 0),), "sum"),
+        Pipeline((("even", 0),), (("square", 0),), "max"),
+        Pipeline((("even", 0),), (("square", 0),), "count"),
+    ]
+    above, odd, gap, plus = ("above", 3), ("odd", 0), ("gap", 0), ("plus", 2)
+    assert list(GAPS.mistakes()) == [
+        Pipeline((odd,), (gap, plus), "max"),
+        Pipeline((("above", 2), odd), (gap, plus), "max"),
+        Pipeline((("above", 4), odd), (gap, plus), "max"),
+        Pipeline((("least", 3), odd), (gap, plus), "max"),
+        Pipeline((("below", 3), odd), (gap, plus), "max"),
+        Pipeline((above,), (gap, plus), "max"),
+        Pipeline((above, ("even", 0)), (gap, plus), "max"),
+        Pipeline((above, odd), (plus,), "max"),
+        Pipeline((above, odd), (("plus", 1), plus), "max"),
+        Pipeline((above, odd), (gap,), "max"),
+        Pipeline((above, odd), (gap, ("plus", 1)), "max"),
+        Pipeline((above, odd), (gap, ("plus", 3)), "max"),
+        Pipeline((above, odd), (gap, gap), "max"),
+        Pipeline((above, odd), (plus, gap), "max"),
+        Pipeline((above, odd), (gap, plus), "min"),
+        Pipeline((above, odd), (gap, plus), "sum"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("filters", "maps", "reduction", "is_sound"),
+    [
+        ([], ["square", "triple"], "sum", True),  # up to 243
+        ([], ["triple", "square"], "sum", False),  # 27 * 27
+        ([], ["double", "square"], "max", False),  # 18 * 18
+        ([], ["square", "square"], "distinct", False),
+        ([], ["gap", "square"], "sum", True),  # up to 100
+        ([], ["square", "gap"], "sum", False),  # 10 - 81
+        ([], ["plus", "gap"], "min", True),  # 10 - (9 + 1)
+        ([], ["double", "gap"], "min", False),  # 10 - 18
+        (["even", "above"], [], "sum", True),
+        (["above", "above"], [], "sum", False),
+        (["even"], ["double"], "count", False),  # doubling changes no number of numbers
+        (["even"], ["double"], "distinct", True),
+    ],
+)
+def test_which_pipelines_are_sound(filters: list[str], maps: list[str], reduction: str, is_sound: bool) -> None:
+    constants = {"plus": 1, "above": 3}
+    used = [tuple((name, constants.get(name, 0)) for name in names) for names in (filters, maps)]
+    assert Pipeline(used[0], used[1], reduction).is_sound is is_sound
+
+
+def test_the_vocabulary() -> None:
+    for text in (SQUARES.program(), GAPS.program(), GAPS.phrase(0), GAPS.phrase(5), "Test : 0 1 2 99 100 243 500 >"):
+        assert set(text.split()) - {"Test"} <= WORDS
+    assert not WORDS & {"k", "E", "501", ""}
+    assert len(vocabulary()) == len(WORDS)
+
+
+# Sampled problems
+
+
+def test_solutions_pass_and_mistakes_fail(pipelines: PipelineEnvironment, everything: list[Task]) -> None:
+    solutions = [pipelines.solutions(task) for task in everything]
+    requests = [
+        CheckRequest(task, tuple(solution.program for solution in told), problem_of(task).tests)
+        for task, told in zip(everything, solutions, strict=True)
+    ]
+    verdicts = pipelines.check_programs(requests)  # [task][test][program]
+    for task, told, by_test in zip(everything, solutions, verdicts, strict=True):
+        assert [solution.is_correct for solution in told] == [True] + [False] * (len(told) - 1)
+        assert 4 <= len(told) <= 6, task.spec
+        passes = [all(checks) for checks in zip(*by_test, strict=True)]
+        assert passes == [True] + [False] * (len(told) - 1), task.spec
+
+
+def test_problems_have_different_inputs_and_outputs(everything: list[Task]) -> None:
+    for task in everything:
+        tests = problem_of(task).tests
+        assert len(tests) == len({test.stdin for test in tests}) == 6
+        assert len({test.stdout for test in tests}) > 1
+        for test in tests:
+            assert 1 <= len(test.stdin.split()) <= 6
+            assert set(test.stdin.split()) <= set("0123456789")
+
+
+def test_every_word_of_problems_is_known(pipelines: PipelineEnvironment, everything: list[Task]) -> None:
+    for task in everything:
+        episode = pipelines.start(task)
+        expert = pipelines.expert(episode, Random(0))
+        detour = pipelines.detour(episode, Random(0))
+        assert expert is not None
+        assert detour is not None
+        programs = [solution.program for solution in pipelines.solutions(task)]
+        texts = [*episode.observation.digest, expert.action, detour, *programs]
+        assert {word for text in texts for word in text.split()} <= WORDS
+        assert " ".join(episode.observation.digest) == problem_of(task).name
+        assert episode.observation.text.endswith(f": {problem_of(task).name}.")
+
+
+def test_difficulty_is_the_number_of_operations(pipelines: PipelineEnvironment) -> None:
+    for difficulty, size, level in ((0.0, 1, "easy"), (0.3, 2, "medium"), (0.7, 3, "hard"), (1.0, 4, "hard")):
+        for split in SPLITS:
+            task = pipelines.sample(Random(f"{difficulty}"), difficulty, split)
+            assert (pipeline_of(task).size, task.kind, task.difficulty) == (size, level, pytest.approx((size - 1) / 3))
+            assert (task.root_id, task.parent_id, task.version, task.environment) == (task.id, None, 0, "pipelines")
+
+
+def test_tasks_are_functions_of_the_generator_and_ids_of_the_spec(
+    pipelines: PipelineEnvironment, sampled: dict[Split, list[Task]], everything: list[Task]
+) -> None:
+    fresh = PipelineEnvironment()
+    fresh.grader.sandbox = pipelines.grader.sandbox
+    assert [fresh.sample(Random(f"in_domain/{i}"), i / 49) for i in range(20)] == sampled["in_domain"][:20]
+    assert len({task.id for task in everything}) == len({json.dumps(task.spec) for task in everything}) > 90
+    for task in everything:
+        assert Task(**json.loads(json.dumps(asdict(task)))) == task
+
+
+def test_a_task_that_was_read_back_is_played_and_varied_alike(pipelines: PipelineEnvironment, everything: list[Task]) -> None:
+    task = Task(**json.loads(json.dumps(asdict(everything[30]))))
+    episodes = [pipelines.start(task), pipelines.start(task)]
+    right, wrong = pipelines.step_all(episodes, [pipelines.solutions(task)[0].program, "print ( 0 )"])
+    assert isinstance(right, Transition)
+    assert isinstance(wrong, Transition)
+    assert (right.outcome, right.checks, wrong.outcome) == (1.0, ("passed",) * 6, -1.0)
+    assert pipelines.vary(task, "harder", Random(1), 3) == pipelines.vary(everything[30], "harder", Random(1), 3)
+
+
+def test_there_is_no_fixed_set_and_no_rewriting_by_text(pipelines: PipelineEnvironment, everything: list[Task]) -> None:
+    assert [pipelines.corpus("train", split) for split in SPLITS] == [(), ()]
+    assert pipelines.rewrite_prompt(everything[0], "harder", "", 3, 4) is None
+    assert pipelines.resembles(everything[0], everything) is False
+
+
+# Edits
+
+
+def variants(pipelines: PipelineEnvironment, tasks: list[Task], direction: Direction) -> Iterator[tuple[Task, Task]]:
+    for index, task in enumerate(tasks):
+        for variant in pipelines.vary(task, direction, Random(f"{direction}/{index}"), 12):
+            yield task, variant
+
+
+def test_what_is_out_of_distribution_is_never_trained_on(
+    pipelines: PipelineEnvironment, sampled: dict[Split, list[Task]]
+) -> None:
+    more = [pipelines.sample(Random(f"more/{i}"), i / 199, "out_of_distribution") for i in range(200)]
+    held_out = {shape_of(task) for task in (*sampled["out_of_distribution"], *more)}
+    trained = [pipelines.sample(Random(f"trained/{i}"), i / 299) for i in range(300)]
+    edits = [
+        variant
+        for direction in ("harder", "easier")
+        for _, variant in islice(variants(pipelines, trained, direction), 250)  # type: ignore[arg-type]
+    ]
+    assert len(edits) == 500
+    assert len(held_out) > 60
+    assert not held_out & {shape_of(task) for task in (*sampled["in_domain"], *trained, *edits)}
+    assert {task.difficulty for task in more} == {task.difficulty for task in trained}  # reserved at every size
+
+
+@pytest.mark.parametrize("direction", ["harder", "easier"])
+def test_edits(pipelines: PipelineEnvironment, sampled: dict[Split, list[Task]], direction: Direction) -> None:
+    changes = []
+    for parent, variant in variants(pipelines, sampled["in_domain"], direction):
+        before, after = pipeline_of(parent), pipeline_of(variant)
+        assert after != before  # not only worded anew
+        assert after.is_sound
+        assert 1 <= after.size <= 4
+        changes.append(after.size - before.size)
+        assert (variant.root_id, variant.parent_id, variant.version) == (parent.id, parent.id, 1)
+        assert variant.spec["root_question"] == problem_of(parent).question
+        assert variant.id != parent.id
+        assert pipelines.validate(variant, parent) is None or len(changes) % 50  # one in 50 is run
+    assert set(changes) == ({0, 1} if direction == "harder" else {0, -1})
+    assert len(changes) > 200
+
+
+def test_variants_are_distinct_and_as_many_as_asked_for(pipelines: PipelineEnvironment, sampled: dict[Split, list[Task]]) -> None:
+    task = replace(sampled["in_domain"][25], root_id="root", version=3)
+    for number in (0, 1, 5):
+        found = pipelines.vary(task, "harder", Random(2), number)
+        assert len({variant.id for variant in found}) == len(found) == number
+        assert all((variant.root_id, variant.version) == ("root", 4) for variant in found)
+    assert pipelines.vary(task, "harder", Random(2), 5) == pipelines.vary(task, "harder", Random(2), 5)
+
+
+# Examples of unit tests
+
+
+def test_examples_of_unit_tests_are_right_or_wrong_as_asked(pipelines: PipelineEnvironment, everything: list[Task]) -> None:
+    requests: list[CheckRequest] = []
+    for index, task in enumerate(everything):
+        program = pipelines.solutions(task)[0].program
+        for is_right in (True, False):
+            told = [pipelines.example_test(task, Random(f"{index}/{i}"), is_right) for i in range(3)]
+            examples = [example for example in told if example is not None]
+            assert len(examples) == 3, task.spec
+            for example in examples:
+                text = f"{example.thought} {example.test.stdin} {example.test.stdout}"
+                assert set(text.split()) <= WORDS, text
+                assert 1 <= len(example.test.stdin.split()) <= 4
+            requests.append(CheckRequest(task, (program,), tuple(example.test for example in examples)))
+    verdicts = pipelines.check_programs(requests)
+    assert verdicts == [[[True]] * 3, [[False]] * 3] * 100  # 300 right ones, 300 wrong ones
+
+
+def test_the_thought_of_an_example_leads_to_its_output(pipelines: PipelineEnvironment) -> None:
+    task = pipelines._task(SQUARES, 0)
+    bare = pipelines._task(Pipeline((("odd", 0),), (), "sum"), 0)
+    assert task is not None
+    assert bare is not None
+    seen: set[UnitTest] = set()
+    for seed in range(20):
+        example, short = (pipelines.example_test(each, Random(seed), is_right=True) for each in (task, bare))
+        assert example is not None
+        assert short is not None
+        numbers = [int(word) for word in example.test.stdin.split()]
+        even = " ".join(str(x) for x in numbers if x % 2 == 0)
+        squares = " ".join(str(x * x) for x in numbers if x % 2 == 0)
+        assert example.thought == f"{even} > {squares}".strip()
+        assert short.thought == " ".join(x for x in short.test.stdin.split() if int(x) % 2)
+        seen.add(example.test)
+    assert len(seen) > 10
