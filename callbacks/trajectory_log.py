@@ -110,6 +110,7 @@ def _step_row(
         "action": step.action,
         "is_valid": step.is_valid,
         "feedback": step.feedback,
+        "checks": list(step.checks),
         "scores": [vote.score for vote in votes],
         "critiques": [vote.completion.text for vote in votes],
         "judge_prompt": judge_tokenizer.decode(list(votes[0].prompt_ids)) if votes else "",

@@ -83,6 +83,7 @@ def test_a_row_holds_all_that_happened():
                 "action": "go right",
                 "is_valid": True,
                 "feedback": "You arrive.",
+                "checks": [],
                 "scores": [1, None],
                 "critiques": ["+1", "go"],
                 "judge_prompt": "<judge> near go right",

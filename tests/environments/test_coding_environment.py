@@ -56,6 +56,7 @@ ADD_ONE = Problem(
     wrong_solutions=("print(2)", "print(int(input()) * 2)"),
 )
 ADD_TWO = replace(ADD_ONE, name="add two", tests=(UnitTest("1\n", "3\n"), UnitTest("10\n", "12\n")), wrong_solutions=())
+SUMS = (("1 2", "3"), ("0 0", "0"), ("5 -5", "0"), ("10 20", "30"))
 ANSWER = """### Question
 Read two numbers and print the sum of both.
 
@@ -63,47 +64,10 @@ Read two numbers and print the sum of both.
 ```python
 print(sum(map(int, input().split())))
 ```
-
-### Test 1 input
-```
-1 2
-```
-
-### Test 1 output
-```
-3
-```
-
-### Test 2 input
-```
-0 0
-```
-
-### Test 2 output
-```
-0
-```
-
-### Test 3 input
-```
-5 -5
-```
-
-### Test 3 output
-```
-0
-```
-
-### Test 4 input
-```
-10 20
-```
-
-### Test 4 output
-```
-30
-```
-"""
+""" + "".join(
+    f"\n### Test {number} input\n```\n{numbers}\n```\n\n### Test {number} output\n```\n{total}\n```\n"
+    for number, (numbers, total) in enumerate(SUMS, 1)
+)
 
 
 def is_close_to_a_hundred(stdin: str, expected: str, actual: str) -> bool:
@@ -485,9 +449,7 @@ def test_rewrites_stay_anchored_to_their_root(coding: CodingEnvironment) -> None
     assert problem.question == "Read two numbers and print the sum of both."
     assert problem.solution is not None
     assert problem.solution.strip() == "print(sum(map(int, input().split())))"
-    assert problem.tests == tuple(
-        UnitTest(f"{numbers}\n", f"{total}\n") for numbers, total in (("1 2", 3), ("0 0", 0), ("5 -5", 0), ("10 20", 30))
-    )
+    assert problem.tests == tuple(UnitTest(f"{numbers}\n", f"{total}\n") for numbers, total in SUMS)
     assert problem.wrong_solutions == ()
     assert coding.validate(child, root) is None
     grandchild = coding.apply_rewrite(child, ANSWER.replace("the sum of both", "both added up"))

@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 
+from rla_lightning.environments.base import Environment
 from rla_lightning.environments.coding.environment import problem_of
 from rla_lightning.environments.coding.pipeline_programs import Pipeline, vocabulary
 from rla_lightning.environments.coding.pipelines import PipelineEnvironment
@@ -61,7 +62,9 @@ def test_programs() -> None:
     assert Pipeline((), (("plus", 1), ("square", 0)), "distinct").program() == (
         "print ( len ( { ( x + 1 ) * ( x + 1 ) for x in map(int,input().split()) } ) )"
     )
-    assert Pipeline((("least", 4),), (), "count").program() == "print ( len ( [ x for x in map(int,input().split()) if x >= 4 ] ) )"
+    assert (
+        Pipeline((("least", 4),), (), "count").program() == "print ( len ( [ x for x in map(int,input().split()) if x >= 4 ] ) )"
+    )
 
 
 def test_answers() -> None:
@@ -73,6 +76,12 @@ def test_answers() -> None:
     assert Pipeline((), (("gap", 0),), "min").answer([4, 9, 2]) == 1
     assert Pipeline((("third", 0),), (), "count").answer([3, 3, 0, 4, 9]) == 4
     assert Pipeline((("third", 0),), (), "distinct").answer([3, 3, 0, 4, 9]) == 3
+
+
+def test_thoughts() -> None:
+    assert SQUARES.thought([1, 2, 4]) == "1 - 2 4 4 16"
+    assert GAPS.thought([3, 5, 8, 9]) == "3 - 5 5 7 8 - 9 1 3"
+    assert Pipeline((("odd", 0),), (), "sum").thought([3, 4]) == "3 4 -"
 
 
 def test_phrases() -> None:
@@ -221,7 +230,7 @@ def test_a_task_that_was_read_back_is_played_and_varied_alike(pipelines: Pipelin
     assert pipelines.vary(task, "harder", Random(1), 3) == pipelines.vary(everything[30], "harder", Random(1), 3)
 
 
-def test_there_is_no_fixed_set_and_no_rewriting_by_text(pipelines: PipelineEnvironment, everything: list[Task]) -> None:
+def test_there_is_no_fixed_set_and_no_rewriting_by_text(pipelines: Environment, everything: list[Task]) -> None:
     assert [pipelines.corpus("train", split) for split in SPLITS] == [(), ()]
     assert pipelines.rewrite_prompt(everything[0], "harder", "", 3, 4) is None
     assert pipelines.resembles(everything[0], everything) is False
@@ -265,7 +274,8 @@ def test_edits(pipelines: PipelineEnvironment, sampled: dict[Split, list[Task]],
         assert (variant.root_id, variant.parent_id, variant.version) == (parent.id, parent.id, 1)
         assert variant.spec["root_question"] == problem_of(parent).question
         assert variant.id != parent.id
-        assert pipelines.validate(variant, parent) is None or len(changes) % 50  # one in 50 is run
+        if len(changes) % 50 == 0:  # a run takes a while
+            assert pipelines.validate(variant, parent) is None
     assert set(changes) == ({0, 1} if direction == "harder" else {0, -1})
     assert len(changes) > 200
 
@@ -299,20 +309,15 @@ def test_examples_of_unit_tests_are_right_or_wrong_as_asked(pipelines: PipelineE
     assert verdicts == [[[True]] * 3, [[False]] * 3] * 100  # 300 right ones, 300 wrong ones
 
 
-def test_the_thought_of_an_example_leads_to_its_output(pipelines: PipelineEnvironment) -> None:
+def test_the_thought_of_an_example_is_that_of_its_input(pipelines: PipelineEnvironment) -> None:
     task = pipelines._task(SQUARES, 0)
-    bare = pipelines._task(Pipeline((("odd", 0),), (), "sum"), 0)
     assert task is not None
-    assert bare is not None
     seen: set[UnitTest] = set()
     for seed in range(20):
-        example, short = (pipelines.example_test(each, Random(seed), is_right=True) for each in (task, bare))
+        example = pipelines.example_test(task, Random(seed), is_right=True)
         assert example is not None
-        assert short is not None
         numbers = [int(word) for word in example.test.stdin.split()]
-        even = " ".join(str(x) for x in numbers if x % 2 == 0)
-        squares = " ".join(str(x * x) for x in numbers if x % 2 == 0)
-        assert example.thought == f"{even} > {squares}".strip()
-        assert short.thought == " ".join(x for x in short.test.stdin.split() if int(x) % 2)
+        assert example.thought == " ".join(f"{x} -" if x % 2 else f"{x} {x * x}" for x in numbers)
+        assert example.test.stdout == f"{sum(x * x for x in numbers if x % 2 == 0)}\n"
         seen.add(example.test)
     assert len(seen) > 10

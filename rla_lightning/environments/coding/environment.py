@@ -31,7 +31,7 @@ from rla_lightning.types import (
 )
 
 OFFLINE = Path(__file__).parent / "offline.jsonl"
-HELD_OUT = {"test": 0.25, "validation": 0.125}  # shares of each level, where they have no source of their own
+HELD_OUT = {"test": 1 / 4, "validation": 1 / 6}  # shares of what is left of each level, where they have no source of their own
 PROBLEM, ROOT_QUESTION = "problem", "root_question"  # keys of a task's spec
 LEEWAY = 0.1  # by which a sample's difficulty may be farther away than the nearest
 
@@ -98,8 +98,10 @@ class CodingEnvironment(TestedEnvironment):
         return self._corpora.get((purpose, split), ())
 
     def sample(self, rng: Random, difficulty: float, split: Split = "in_domain") -> Task:
-        """One of the training problems with the nearest difficulty."""
-        tasks = self.corpus("train" if split == "in_domain" else "test", split)
+        """One of the problems with the nearest difficulty, never a reported one."""
+        tasks = self.corpus("train" if split == "in_domain" else "validation", split)
+        if not tasks:
+            raise ConfigError(f"environment {self.name!r} has no {split} problems: give a source for them")
         distance = min(abs(task.difficulty - difficulty) for task in tasks)
         return rng.choice([task for task in tasks if abs(task.difficulty - difficulty) <= distance + LEEWAY])
 

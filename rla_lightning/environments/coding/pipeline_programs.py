@@ -57,6 +57,8 @@ CONFUSED = {  # what is taken for what
     "sum": ("max", "count"), "max": ("min", "sum"), "min": ("max",), "count": ("distinct", "sum"), "distinct": ("count",),
 }  # fmt: skip
 
+SAME = {"least": "above", "most": "below"}  # "at least 4" is "above 3"
+
 Used = tuple[str, int]  # an operation's name and its constant
 
 
@@ -85,8 +87,9 @@ class Pipeline:
 
     @property
     def shape(self) -> tuple[str, ...]:
-        """The operations without their constants."""
-        return (*sorted(name for name, _ in self.filters), *(name for name, _ in self.maps), self.reduction)
+        """The operations in any order and without their constants, those that can do the same under one name."""
+        filters = sorted(SAME.get(name, name) for name, _ in self.filters)
+        return (*filters, *sorted(name for name, _ in self.maps), self.reduction)
 
     def program(self) -> str:
         value = "x"
