@@ -4,12 +4,18 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.trainers import BpeTrainer
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from rla_lightning.cli import main
 
@@ -87,6 +93,13 @@ data:
 """
 
 
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
 def code_block(language: str) -> str:
     """The only code block in that language of the guide to environments."""
     (block,) = re.findall(rf"```{language}\n(.*?)```", README.read_text(), re.DOTALL)
@@ -144,6 +157,40 @@ def rla(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         return Outcome(code, captured.out, captured.err)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def random_qwen() -> Callable[[Path, Sequence[str], Sequence[str]], Path]:
+    """Makes tiny random Qwen2.5 models as `save_pretrained` leaves them."""
+
+    def make(place: Path, corpus: Sequence[str], answers: Sequence[str]) -> Path:
+        """Of a tokenizer trained on the corpus, in which each answer is one token that the model prefers to most others."""
+        alphabet = sorted(ByteLevel.alphabet())
+        raw = Tokenizer(BPE())
+        raw.pre_tokenizer, raw.decoder = ByteLevel(add_prefix_space=False), ByteLevelDecoder()
+        raw.train_from_iterator(
+            corpus, BpeTrainer(vocab_size=500, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False)
+        )
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=raw, eos_token="<|im_end|>", pad_token="<|endoftext|>", additional_special_tokens=SPECIAL[1:2]
+        )
+        tokenizer.add_tokens(list(answers))
+        tokenizer.chat_template = TEMPLATE
+        tokenizer.save_pretrained(place)
+        config = Qwen2Config(
+            vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+            num_key_value_heads=1, max_position_embeddings=16384, bos_token_id=None, eos_token_id=2, pad_token_id=0,
+        )  # fmt: skip
+        torch.manual_seed(0)
+        weights = Qwen2ForCausalLM(config)
+        weights.model.embed_tokens.weight.data += 0.1  # all hidden states are about (1, ..., 1)
+        weights.lm_head.weight.data.zero_()
+        likely = tokenizer.convert_tokens_to_ids([*answers, "<|im_end|>"])
+        weights.lm_head.weight.data[likely] = 0.7 + 0.1 * torch.randn(len(likely), 16)  # logits of about 11, the others' are 0
+        weights.save_pretrained(place)
+        return place
+
+    return make
 
 
 @pytest.fixture(scope="session")

@@ -9,23 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tokenizers import Tokenizer
-from tokenizers.decoders import ByteLevel as ByteLevelDecoder
-from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel
-from tokenizers.trainers import BpeTrainer
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from rla_lightning.environments.alfred.scene import GOAL_KINDS
 from rla_lightning.environments.alfworld.builder import build_games
 
 CONFIGS = Path(__file__).parent.parent / "configs"
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 BOXES = [f"\\boxed{{{number}}}" for number in (-1, 1, 2, 3)]  # single tokens, which the models prefer to all others
-TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 
 
 @pytest.fixture(scope="module")
@@ -36,34 +25,10 @@ def games(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory, games: Path) -> Path:
-    """A tiny random Qwen2.5 as `save_pretrained` leaves it, whose answers are mostly boxed numbers."""
-    place = tmp_path_factory.mktemp("qwen")
+def model(tmp_path_factory: pytest.TempPathFactory, games: Path, random_qwen) -> Path:
+    """A tiny random Qwen2.5 whose answers are mostly boxed numbers."""
     commands = [command for file in games.rglob("game.tw-pddl") for command in json.loads(file.read_text())["walkthrough"]]
-    alphabet = sorted(ByteLevel.alphabet())
-    raw = Tokenizer(BPE())
-    raw.pre_tokenizer, raw.decoder = ByteLevel(add_prefix_space=False), ByteLevelDecoder()
-    raw.train_from_iterator(
-        sorted(commands), BpeTrainer(vocab_size=500, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False)
-    )
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=raw, eos_token="<|im_end|>", pad_token="<|endoftext|>", additional_special_tokens=SPECIAL[1:2]
-    )
-    tokenizer.add_tokens(BOXES)
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(place)
-    config = Qwen2Config(
-        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=16384, bos_token_id=None, eos_token_id=2, pad_token_id=0,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    weights = Qwen2ForCausalLM(config)
-    weights.model.embed_tokens.weight.data += 0.1  # all hidden states are about (1, ..., 1)
-    weights.lm_head.weight.data.zero_()
-    likely = tokenizer.convert_tokens_to_ids([*BOXES, "<|im_end|>"])
-    weights.lm_head.weight.data[likely] = 0.7 + 0.1 * torch.randn(len(likely), 16)  # logits of about 11, the others' are 0
-    weights.save_pretrained(place)
-    return place
+    return random_qwen(tmp_path_factory.mktemp("qwen"), sorted(commands), BOXES)
 
 
 def small(model: Path, games: Path, runs: Path) -> list[object]:

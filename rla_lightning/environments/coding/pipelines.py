@@ -110,15 +110,15 @@ class PipelineEnvironment(CodingEnvironment):
         return rng.choice(_wrong_programs(_pipeline_of(episode.task)))
 
     def example_test(self, task: Task, rng: Random, is_right: bool) -> ExpertTest | None:
-        """A wrong one is what somebody would write who takes the problem for a similar one."""
+        """A wrong one says how to get to the output, and then gives that of a similar problem."""
         pipeline = _pipeline_of(task)
         for _ in range(TRIES):
             numbers = _numbers(rng, self.longest_example)
             told = pipeline if is_right else rng.choice(tuple(pipeline.mistakes()))
-            answer, stages = told.answer(numbers), [told.stages(x) for x in numbers]
+            answer, stages = told.answer(numbers), [pipeline.stages(x) for x in numbers]
             has_words = all(0 <= number <= LARGEST for number in chain((answer,), *stages))
             if has_words and is_right == (answer == pipeline.answer(numbers)):
-                return ExpertTest(UnitTest(_line(numbers), f"{answer}\n"), told.thought(numbers))
+                return ExpertTest(UnitTest(_line(numbers), f"{answer}\n"), pipeline.thought(numbers))
         return None
 
     def _task(self, pipeline: Pipeline, style: int) -> Task | None:
