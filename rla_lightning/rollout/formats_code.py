@@ -15,11 +15,19 @@ from transformers import PreTrainedTokenizerBase
 
 from rla_lightning.rollout.formats import History, encode_words, end_id, gap_notes, state_words
 from rla_lightning.rollout.formats_paper import render
-from rla_lightning.rollout.templates import encode_chat
+from rla_lightning.rollout.templates import Message, encode_chat
 from rla_lightning.types import ConfigError, ExpertAction, Observation, UnitTest
 
 INPUT_END, OUTPUT_START = ":", "="  # words of a compact test: input : thought = output
 NO_PROGRAM = "(no program could be read)"
+
+EXAMPLE_PROBLEM = (
+    "Read two integers and print the first minus the second.\n\nInput: two integers on one line, each between -1000 and 1000.\n"
+    "Output: their difference."
+)
+EXAMPLE_PROGRAM = "a, b = map(int, input().split())\nprint(a - b)"
+EXAMPLE_THOUGHT = "A careless program might take the larger minus the smaller. With 4 and 9 the answer is 4 - 9 = -5."
+EXAMPLE_TEST = ("4 9", "-5")
 
 PYTHON = frozenset({"python", "python3", "py", ""})  # what a program's block may be called
 FENCES = ("```", "~~~")
@@ -48,12 +56,20 @@ class CodePolicyFormat:
     Args:
         system: system message; null leaves it to the chat template.
         max_characters: longer programs are not read.
+        worked_example: show another problem with its program first, for models too small to follow instructions alone.
     """
 
-    def __init__(self, system: str | None = None, max_characters: int = 50_000) -> None:
+    def __init__(self, system: str | None = None, max_characters: int = 50_000, worked_example: bool = False) -> None:
         self.system, self.max_characters = system, _check_max_characters(max_characters)
+        self.worked_example = worked_example
 
     def prompt(self, tokenizer: PreTrainedTokenizerBase, history: History, observation: Observation) -> tuple[int, ...]:
+        shown = None
+        if self.worked_example:
+            shown = (self._message((), Observation(EXAMPLE_PROBLEM)), fenced(EXAMPLE_PROGRAM, "python"))
+        return _render(tokenizer, self._message(history, observation), self.system, shown)
+
+    def _message(self, history: History, observation: Observation) -> str:
         observed = [*(turn.observation.text for turn in history), observation.text]
         parts = [
             "Write a complete Python 3 program that solves the problem below. It reads from standard input and writes to "
@@ -69,7 +85,7 @@ class CodePolicyFormat:
         parts.append(
             "You can reason first. End your answer with the program, all of it in one block:\n```python\n# your program\n```"
         )
-        return _render(tokenizer, "\n\n".join(parts), self.system)
+        return "\n\n".join(parts)
 
     def parse(self, text: str, observation: Observation) -> str | None:
         del observation
@@ -90,12 +106,21 @@ class CodeTestFormat:
     Args:
         system: system message; null leaves it to the chat template.
         max_characters: longer inputs or outputs are not read.
+        worked_example: show another problem with its test first, for models too small to follow instructions alone.
     """
 
-    def __init__(self, system: str | None = None, max_characters: int = 20_000) -> None:
+    def __init__(self, system: str | None = None, max_characters: int = 20_000, worked_example: bool = False) -> None:
         self.system, self.max_characters = system, _check_max_characters(max_characters)
+        self.worked_example = worked_example
 
     def prompt(self, tokenizer: PreTrainedTokenizerBase, observation: Observation) -> tuple[int, ...]:
+        shown = None
+        if self.worked_example:
+            answer = _after_thought(EXAMPLE_THOUGHT, _test_text(*EXAMPLE_TEST))
+            shown = (self._message(Observation(EXAMPLE_PROBLEM)), answer)
+        return _render(tokenizer, self._message(observation), self.system, shown)
+
+    def _message(self, observation: Observation) -> str:
         form = _test_text("what the program reads", "what a correct program prints")
         parts = [
             "Write one unit test for programs that are meant to solve the problem below. A program reads from standard input "
@@ -106,7 +131,7 @@ class CodeTestFormat:
             "to work out the output by hand, then work it out step by step. End your answer with exactly one test in this "
             f"form, values themselves rather than code that makes them:\n\n{form}",
         ]
-        return _render(tokenizer, "\n\n".join(parts), self.system)
+        return "\n\n".join(parts)
 
     def parse(self, text: str) -> UnitTest | None:
         given: str | None = None
@@ -270,13 +295,13 @@ def _after_thought(thought: str, text: str) -> str:
     return f"{thought}\n\n{text}" if thought else text
 
 
-def _render(tokenizer: PreTrainedTokenizerBase, text: str, system: str | None) -> tuple[int, ...]:
-    """A user's message after a system message of one's own; both as plain text where there is no chat template."""
-    if system is None:
-        return render(tokenizer, text)
+def _render(tokenizer: PreTrainedTokenizerBase, text: str, system: str | None, shown: tuple[str, str] | None) -> tuple[int, ...]:
+    """A user's message after a system message of one's own and a worked example; all as plain text without a chat template."""
     if tokenizer.chat_template is None:
-        return render(tokenizer, f"{system}\n\n{text}")
-    return encode_chat(tokenizer, [("user", text)], system)
+        example = f"{shown[0]}\n\nAnswer:\n{shown[1]}" if shown else ""
+        return render(tokenizer, "\n\n".join(part for part in (system, example, text) if part))
+    earlier: list[Message] = [("user", shown[0]), ("assistant", shown[1])] if shown else []
+    return encode_chat(tokenizer, [*earlier, ("user", text)], system)
 
 
 def _encode_answer(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:

@@ -450,3 +450,19 @@ def test_a_megabyte_is_read_in_linear_time(piece):
     CodeTestFormat().parse(f"**Input**\n```\n1\n```\n{text}\n**Output**\n```\n1\n```")
     CompactTestFormat().parse(text)
     assert time.process_time() - start < 10  # a quadratic reader would take hours
+
+
+@pytest.mark.parametrize("template", [CHAT, None])
+def test_a_worked_example_comes_before_the_problem(template):
+    tokenizer = byte_tokenizer(template)
+    program = tokenizer.decode(CodePolicyFormat(worked_example=True).prompt(tokenizer, [], SUM))
+    test = tokenizer.decode(CodeTestFormat(worked_example=True).prompt(tokenizer, SUM))
+    for shown, answer in ((program, "```python\na, b = map(int, input().split())\nprint(a - b)\n```"),
+                          (test, "**Input**\n```\n4 9\n```\n\n**Output**\n```\n-5\n```")):  # fmt: skip
+        assert shown.index("the first minus the second") < shown.index(answer) < shown.index(SUM.text)
+        assert shown.count("the first minus the second") == 1
+    if template is not None:
+        assert f"{START}assistant\n```python\na, b" in program
+    plain = tokenizer.decode(CodePolicyFormat().prompt(tokenizer, [], SUM))
+    assert "minus" not in plain
+    assert program.endswith(plain.removeprefix(f"{START}system\n"))
