@@ -40,6 +40,7 @@ KEPT_STDERR = 2000
 THREADS = 32
 NAMESPACES = 0x10000000 | 0x00020000 | 0x40000000 | 0x08000000 | 0x04000000 | 0x20000000  # user mount net ipc uts pid
 NEW_MOUNTS = 0x00020000
+MNT_DETACH = 2
 RDONLY, NOSUID, NODEV, NOEXEC, REMOUNT, BIND, REC, PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
 RELATIME, NOATIME, NODIRATIME = 1 << 21, 1024, 2048
 KEPT_FLAGS = {2: NOSUID, 4: NODEV, 8: NOEXEC, 1024: NOATIME, 2048: NODIRATIME, 4096: RELATIME}  # statvfs: mount
@@ -103,7 +104,7 @@ def move_root() -> None:
     os.mkdir(root + "/tmp")
     os.chdir(root)
     call("pivot_root", b".", b".")
-    call("umount2", b".", 2)  # MNT_DETACH: the old root is gone
+    call("umount2", b".", MNT_DETACH)  # the old root is gone
     os.chdir("/")
     mount(None, "/", None, REMOUNT | RDONLY | NOSUID | NODEV)
 
@@ -120,10 +121,6 @@ def library_folders() -> list[str]:
 
 def confine(run: dict[str, Any]) -> None:
     """The child gives up whatever a program does not need."""
-    if run["isolated"]:
-        call("unshare", NEW_MOUNTS)
-        mount("tmpfs", "/tmp", "tmpfs", NOSUID | NODEV | NOEXEC, f"size={run['disk']},nr_inodes=256,mode=1777")
-        os.chdir("/tmp")
     limits = {
         resource.RLIMIT_CPU: int(run["seconds"]) + 2,
         resource.RLIMIT_AS: run["memory"],
@@ -305,11 +302,26 @@ def serve_program(settings: dict[str, Any]) -> None:
     """Run one program on one input after the other, until there are no more; never returns."""
     if libc is not None:
         call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if settings["isolated"]:
+        call("unshare", NEW_MOUNTS)
+    is_first = True
     while True:
         run = json.loads(read(*struct.unpack("!I", read(4))))
         if not run:
             os._exit(0)
+        if settings["isolated"] and (is_first or os.listdir("/tmp")):
+            fresh_tmp(run["disk"], is_first)
+        is_first = False
         write(serve(run | {"isolated": settings["isolated"]}))
+
+
+def fresh_tmp(size: int, is_first: bool) -> None:
+    """An empty /tmp for the next run, and the way there; only where the last one left something, for it takes a while."""
+    if not is_first:
+        os.chdir("/")
+        call("umount2", b"/tmp", MNT_DETACH)
+    mount("tmpfs", "/tmp", "tmpfs", NOSUID | NODEV | NOEXEC, f"size={size},nr_inodes=256,mode=1777")
+    os.chdir("/tmp")
 
 
 def serve(run: dict[str, Any]) -> dict[str, Any]:

@@ -348,3 +348,9 @@ def test_an_interpreter_that_does_not_start(tmp_path: Path) -> None:
             folder.chmod(folder.stat().st_mode | stat.S_IXOTH)
         with pytest.raises(ConfigError, match=message):
             Sandbox(SandboxSettings(workers=1, python=str(python))).start()
+
+
+def test_every_input_finds_an_empty_folder(sandbox: Sandbox) -> None:
+    program = "import os\nprint(sorted(os.listdir('/tmp')), os.getcwd())\nos.mkdir('a'); open('/tmp/a/' + input(), 'w').write('x')"
+    results = sandbox.run([Run(program, ("1", "2", "3"))])[0]
+    assert [(result.status, result.stdout) for result in results] == [("ok", "[] /tmp\n")] * 3
