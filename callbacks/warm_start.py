@@ -56,8 +56,8 @@ class WarmStart(L.Callback):
         batch_size: samples per optimizer step.
         action_noise: share of demonstrated actions that are a random admissible command, or a wrong program, instead.
         label_noise: share of step labels that are flipped, or of unit tests that expect a wrong output.
-        detour_rate: share of the episodes' actions that are a random admissible command.
-        invalid_rate: share of the episodes' actions that are not admissible, so that the judge has seen such.
+        detour_rate: share of the episodes' actions that are a random admissible command (not where programs are written).
+        invalid_rate: share of the episodes' actions that are not admissible, so that the judge has seen such (likewise).
         matrix_lr: peak learning rate of Muon on weight matrices.
         other_lr: peak learning rate of AdamW on the other weights and the embeddings.
         cache: folder of earlier results; null trains anew.

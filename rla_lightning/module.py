@@ -135,6 +135,10 @@ class ClosedLoop(L.LightningModule):
             "rollout.num_judgments is 1, but votes are compared with each other: train the reward model on at least 2 "
             "(or freeze it: model.reward_model_optimizer null)",
         )
+        require(
+            test_format is None or judge_format is None,
+            f"model.judge_format {type(judge_format).__name__} is of no use with model.test_format",
+        )
         self.automatic_optimization = False
         self.strict_loading = False  # frozen and tied weights are not saved; on_load_checkpoint compares the others
         self.environment = environment

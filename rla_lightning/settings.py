@@ -86,8 +86,8 @@ class RewardSettings:
         lone_step: what step_index does where only one rollout is left; the paper uses raw.
         gamma: discount of return_to_go and gae.
         gae_lambda: trace decay of gae.
-        judge_normalization: of the reward model's rewards over the votes on one step.
-        judge_balance: of praise (steps with a positive reward) and blame in the reward model's update. direction draws
+        judge_normalization: of the reward model's rewards over the votes on one step (tests are always standardised).
+        judge_balance: of praise (steps with a positive reward) and blame in the update on votes. direction draws
             equally many steps of both; critic weighs each step by how much its outcome surprised the critic and scales
             both sides to the same sum; none is the paper.
     """

@@ -61,11 +61,11 @@ def read(folder: Path) -> dict[str, float]:
     test = summary["test"]["after"]
     for split in ("in_domain", "out_of_distribution"):
         for name in ("brier", "brier_start"):
-            brier, constant = test[f"{split}/critic/{name}"], test[f"{split}/critic/{name}_constant"]
+            brier, constant = (test.get(f"{split}/critic/{name}{of}", float("nan")) for of in ("", "_constant"))
             numbers |= {f"critic {name}, {split}": brier, f"critic {name} below the best constant, {split}": constant - brier}
         for name in ("true_positive_rate", "true_negative_rate", "auc", "outcome_accuracy", "mu", "discrimination"):
             numbers[f"judge {name}, {split}"] = test.get(f"{split}/reward_model/{name}", float("nan"))
-        numbers[f"right-step rate, {split}"] = test[f"{split}/rollout/right_step_rate"]
+        numbers[f"right-step rate, {split}"] = test.get(f"{split}/rollout/right_step_rate", float("nan"))
         per_kind = f"{split}/rollout/success_rate/"
         numbers |= {
             f"success of {name.removeprefix(per_kind)}, {split}": test[name] for name in test if name.startswith(per_kind)

@@ -170,6 +170,13 @@ def test_unit_tests_need_programs(rla: Rla, workspace: Path, tmp_path: Path) -> 
     assert not (tmp_path / "runs").exists()
 
 
+def test_votes_and_unit_tests_exclude_each_other(rla: Rla, small: Path, tmp_path: Path) -> None:
+    votes = ["--model.judge_format", "rla_lightning.rollout.formats.CompactJudgeFormat"]
+    message = rla("fit", "--config", small, "--runs", tmp_path / "runs", *votes).message
+    assert message.endswith("model.judge_format CompactJudgeFormat is of no use with model.test_format")
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_machine_that_cannot_isolate_programs_runs_none(rla: Rla, small: Path, tmp_path: Path) -> None:
     python = shutil.which("false")  # an interpreter that ends at once, with exit code 1
     place = ["--config", small, "--runs", tmp_path / "runs"]

@@ -17,6 +17,7 @@ from typing import Literal, Protocol
 from rla_lightning.algorithm.acceptance import trigger
 from rla_lightning.curriculum.pool import TaskPool, TaskRecord
 from rla_lightning.curriculum.selection import sample_distinct
+from rla_lightning.distributed import failing_together, from_first, rank
 from rla_lightning.environments.base import Environment
 from rla_lightning.types import ConfigError, Direction, Proposal, Task, TaskFeedback
 
@@ -207,10 +208,24 @@ class ParametricAdapter(ProposingAdapter):
             raise ConfigError(f"ranking must be 'critic' or 'random', got '{ranking}'")
         self.candidates = candidates
 
+    def adapt(
+        self, environment: Environment, pool: TaskPool, feedback: Sequence[TaskFeedback], predict: Predict, key: str
+    ) -> None:
+        if type(environment).vary is Environment.vary:
+            raise ConfigError(
+                f"environment '{environment.name}' has no vary, so its tasks have no variants: use "
+                "rla_lightning.curriculum.rewriter.RewriterAdapter, or no adapter"
+            )
+        super().adapt(environment, pool, feedback, predict, key)
+
     def _candidates(
         self, environment: Environment, pool: TaskPool, requests: Sequence[Request], key: str
     ) -> list[tuple[Task, ...]]:
-        return [usable_variants(environment, pool, request, self.candidates, key) for request in requests]
+        candidates: list[tuple[Task, ...]] = []
+        with failing_together():
+            if rank() == 0:  # validating may run programs, and a clock must not part the processes' pools
+                candidates = [usable_variants(environment, pool, request, self.candidates, key) for request in requests]
+        return from_first(candidates)
 
 
 def usable_variants(environment: Environment, pool: TaskPool, request: Request, number: int, key: str) -> tuple[Task, ...]:

@@ -89,8 +89,10 @@ class CodePolicyFormat:
 
     def parse(self, text: str, observation: Observation) -> str | None:
         del observation
-        programs = [block.body for block in _blocks(text) if block.body is not None and block.language in PYTHON]
-        return _usable(programs[-1], self.max_characters) if programs else None
+        blocks = [block for block in _blocks(text) if block.language in PYTHON]
+        programs = [block for block in blocks if block.language] or blocks  # without a name it may be a sample of the output
+        closed = [block.body for block in programs if block.body is not None]
+        return _usable(closed[-1], self.max_characters) if closed else None
 
     def answer(self, tokenizer: PreTrainedTokenizerBase, observation: Observation, expert: ExpertAction) -> tuple[int, ...]:
         program = _with_plain_newlines(expert.action).rstrip("\n")

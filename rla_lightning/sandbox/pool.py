@@ -24,7 +24,7 @@ from rla_lightning.types import ConfigError
 
 logger = logging.getLogger(__name__)
 
-RunStatus = Literal["ok", "runtime_error", "timeout", "memory", "output_limit", "sandbox_error"]
+RunStatus = Literal["ok", "runtime_error", "timeout", "memory", "output_limit", "not_run", "sandbox_error"]
 GRACE = 5.0  # seconds that a worker may take on top of a program's own, to start and to answer
 START = 30.0  # seconds that a worker may take to start
 INTERPRETER_MB = 64  # address space of the bare interpreter, on top of a program's memory
@@ -42,18 +42,19 @@ class SandboxSettings:
         isolation: namespaces locks every program away from the network, files, other processes and the environment, and
             refuses to start where the machine cannot do that; none only limits time, memory and output: programs can
             then read and change whatever the user can.
-        workers: programs that run side by side; null: one per CPU that this process may use.
+        workers: programs that run side by side; null: one per CPU that this process may use, shared among the processes of
+            a distributed run.
         memory_mb: of one program.
         output_kb: most that one program may write to stdout and stderr.
         python: interpreter of the programs; null: /usr/bin/python3 where there is one, else the running one.
         first_uid: under root, worker i runs as user first_uid + i.
-        max_timeouts: after so many timeouts a program's remaining runs are counted as timeouts without being made.
+        max_timeouts: after so many timeouts a program's remaining inputs are not run.
     """
 
     isolation: Literal["namespaces", "none"] = "namespaces"
     workers: int | None = None
     memory_mb: int = 256
-    output_kb: int = 1024
+    output_kb: int = 256
     python: str | None = None
     first_uid: int = 60100
     max_timeouts: int = 2
@@ -75,7 +76,12 @@ class Run:
 
     program: str
     inputs: tuple[str, ...]
-    seconds: float = 2.0  # of wall clock, for each input
+    seconds: float = 2.0  # of CPU, for each input; twice that and one more of wall clock
+
+    @property
+    def longest(self) -> float:
+        """Seconds of wall clock after which a run is ended; a busy machine must not decide what is right."""
+        return 2 * self.seconds + 1
 
 
 @dataclass(frozen=True)
@@ -83,7 +89,7 @@ class RunResult:
     """What one run of a program did."""
 
     status: RunStatus  # ok: it ended by itself with exit code 0
-    stdout: str
+    stdout: str  # only of runs that are ok
     stderr: str  # its end
     seconds: float
 
@@ -114,7 +120,8 @@ class Sandbox:
         self._process = os.getpid()
         if self.settings.isolation == "none":
             logger.warning("isolation is none: model-written programs can read and change whatever this user can")
-        number = self.settings.workers or len(os.sched_getaffinity(0))
+        processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # of a distributed run, on this machine
+        number = self.settings.workers or max(1, len(os.sched_getaffinity(0)) // processes)
         self._workers = [_Worker(self.settings, slot) for slot in range(number)]
         try:
             for worker in self._workers:
@@ -158,9 +165,9 @@ class Sandbox:
             if stdin in known:
                 result = known[stdin]
             elif timeouts >= self.settings.max_timeouts:
-                result = RunResult("timeout", "", f"not run: {timeouts} inputs before took too long", 0.0)
+                result = RunResult("not_run", "", f"{timeouts} inputs before took too long", 0.0)
             else:
-                result = known[stdin] = worker.run(run.program, stdin, run.seconds)
+                result = known[stdin] = worker.run(run, stdin)
                 timeouts += result.status == "timeout"
             results.append(result)
         worker.forget()
@@ -215,21 +222,22 @@ class _Worker:
             reason = reply["error"] if reply else f"{python} did not start"
             raise ConfigError(f"this machine cannot isolate programs ({reason}); {OPT_IN}")
 
-    def run(self, program: str, stdin: str, seconds: float) -> RunResult:
+    def run(self, run: Run, stdin: str) -> RunResult:
         if self.process is None:
             self.start()
         message = {
-            "program": program,
+            "program": run.program,
             "stdin": stdin,
-            "seconds": seconds,
+            "seconds": run.seconds,
+            "longest": run.longest,
             "memory": (self.settings.memory_mb + INTERPRETER_MB) << 20,
             "output": self.settings.output_kb << 10,
             "disk": DISK_MB << 20,
         }
-        reply = self._exchange(message, seconds + GRACE)
+        reply = self._exchange(message, run.longest + GRACE)
         if reply is None:
             self.stop()  # the next run starts another
-            return RunResult("sandbox_error", "", "the worker did not answer", seconds + GRACE)
+            return RunResult("sandbox_error", "", "the worker did not answer", run.longest + GRACE)
         return RunResult(**reply)
 
     def forget(self) -> None:

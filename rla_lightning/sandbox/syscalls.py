@@ -35,8 +35,9 @@ ALLOWED = {  # name: number on x86_64, on aarch64; None where there is none (lin
     "restart_syscall": (219, 128), "exit": (60, 93), "exit_group": (231, 94),
 }  # fmt: skip
 CLONE, CLONE3, IOCTL, PRLIMIT64, FCNTL = (56, 220), (435, 435), (16, 29), (302, 261), (72, 25)
-# duplicates, flags, locks; not F_SETOWN and F_SETSIG, with which the kernel sends any signal to another process
-FCNTL_COMMANDS = (0, 1, 2, 3, 4, 5, 6, 7, 1030)
+# duplicates and flags; not F_SETOWN and F_SETSIG, with which the kernel sends any signal to another process, nor locks, which
+# programs in different namespaces could see of each other
+FCNTL_COMMANDS = (0, 1, 2, 3, 4, 1030)
 
 CLONE_THREAD = 0x10000
 EPERM, ENOTTY, ENOSYS = 1, 25, 38

@@ -94,6 +94,9 @@ def move_root() -> None:
         mount(folder, target, None, BIND | REC)
         flags = sum(flag for bit, flag in KEPT_FLAGS.items() if os.statvfs(target).f_flag & bit)
         mount(None, target, None, BIND | REMOUNT | RDONLY | NOSUID | NODEV | flags)
+        for name in ("site-packages", "dist-packages"):  # not of the standard library
+            if os.path.isdir(f"{target}/{name}"):
+                mount("tmpfs", f"{target}/{name}", "tmpfs", RDONLY | NOSUID | NODEV, "size=4k,nr_inodes=2")
     os.mkdir(root + "/dev")
     for name in ("null", "zero", "full", "random", "urandom"):
         os.close(os.open(f"{root}/dev/{name}", os.O_CREAT | os.O_WRONLY))
@@ -122,7 +125,7 @@ def library_folders() -> list[str]:
 def confine(run: dict[str, Any]) -> None:
     """The child gives up whatever a program does not need."""
     limits = {
-        resource.RLIMIT_CPU: int(run["seconds"]) + 2,
+        resource.RLIMIT_CPU: int(run["seconds"]) + 1,
         resource.RLIMIT_AS: run["memory"],
         resource.RLIMIT_FSIZE: run["disk"],
         resource.RLIMIT_CORE: 0,
@@ -328,12 +331,13 @@ def serve(run: dict[str, Any]) -> dict[str, Any]:
     """Run one program on one input; the reply."""
     start = time.monotonic()
     watch = Watch(run)
-    how = watch.wait(run["seconds"])
+    how = watch.wait(run["longest"])
     code, cpu = watch.end(run["isolated"])
     stdout, stderr = (bytes(watch.kept[pipe]).decode("utf-8", "replace") for pipe in (watch.stdout, watch.stderr))
+    status = how or verdict(code, cpu, stderr, run["seconds"])
     return {
-        "status": how or verdict(code, cpu, stderr, run["seconds"]),
-        "stdout": stdout,
+        "status": status,
+        "stdout": stdout if status == "ok" else "",
         "stderr": stderr,
         "seconds": time.monotonic() - start,
     }
@@ -341,10 +345,10 @@ def serve(run: dict[str, Any]) -> dict[str, Any]:
 
 def verdict(code: int, cpu: float, stderr: str, seconds: float) -> str:
     """How a program ended that was not stopped from here."""
+    if cpu > seconds or code == -signal.SIGXCPU:
+        return "timeout"
     if code == 0:
         return "ok"
-    if code == -signal.SIGXCPU or (code == -signal.SIGKILL and cpu >= seconds):
-        return "timeout"
     if code == -signal.SIGXFSZ:
         return "output_limit"
     last = stderr.rstrip().rpartition("\n")[2]

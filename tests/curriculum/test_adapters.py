@@ -227,6 +227,15 @@ def test_candidates_that_cannot_be_played_are_not_proposed() -> None:
     assert pool.pending == ()
 
 
+def test_an_environment_without_variants_is_refused() -> None:
+    class Fixed(Ladder):
+        vary = Environment.vary
+
+    pool = TaskPool([make(20)])
+    with pytest.raises(ConfigError, match=r"environment 'ladder' has no vary, .*RewriterAdapter, or no adapter"):
+        ParametricAdapter().adapt(Fixed(), pool, booked(pool), constant, "k")
+
+
 def test_a_task_whose_rewrite_fails_stays_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Ladder):
         def vary(self, task, direction, rng, number):

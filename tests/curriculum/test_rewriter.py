@@ -14,10 +14,11 @@ from tokenizers.pre_tokenizers import ByteLevel
 from torch import distributed as dist
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from rla_lightning.curriculum.adapters import TaskAdapter
+from rla_lightning.curriculum.adapters import ParametricAdapter, TaskAdapter
 from rla_lightning.curriculum.pool import TaskPool
 from rla_lightning.curriculum.rewriter import RewriterAdapter
 from rla_lightning.environments.base import Environment, Episode
+from rla_lightning.environments.coding.pipelines import PipelineEnvironment
 from rla_lightning.models.specs import LanguageModelSpec, LoraSpec
 from rla_lightning.types import Completion, ConfigError, Direction, Split, Task, TaskFeedback
 
@@ -344,6 +345,8 @@ def test_an_environment_that_cannot_ask_is_refused(folder: Path) -> None:
     pool = TaskPool([make("cup", "table")])
     with pytest.raises(ConfigError, match=r"environment 'tidy' has no rewrite_prompt.*ParametricAdapter"):
         Scripted({}, folder).adapt(Silent(), pool, booked(pool), constant, "k")
+    with pytest.raises(ConfigError, match=r"environment 'pipelines' has no rewrite_prompt.*ParametricAdapter"):
+        Scripted({}, folder).adapt(PipelineEnvironment(), pool, booked(pool), constant, "k")
 
 
 @pytest.mark.parametrize(
@@ -516,6 +519,25 @@ def _fail(rank: int, folder: Path) -> str:
     except ConfigError as error:
         return str(error)
     return "no error"
+
+
+class VariedOnce(Tidy):
+    """Offers what no two processes would agree on."""
+
+    def vary(self, task: Task, direction: Direction, rng: Random, number: int) -> list[Task]:
+        return [make(("apple", "bowl")[dist.get_rank()], "shelf", task)]
+
+
+def _vary(rank: int, folder: Path) -> str:
+    parent = make("cup", "table")
+    pool = TaskPool([parent])
+    predicted = Predictions()
+    ParametricAdapter().adapt(VariedOnce(), pool, failed(pool, parent), predicted, "k")
+    return f"{[p.task.id for p in pool.pending]} {predicted.calls}"
+
+
+def test_the_first_process_varies_tasks_for_all(folder: Path, tmp_path: Path) -> None:
+    assert on_two_ranks(_vary, folder, tmp_path) == ["['apple-shelf'] 1", "['apple-shelf'] 1"]
 
 
 def test_the_first_process_asks_for_all(folder: Path, tmp_path: Path) -> None:

@@ -192,19 +192,43 @@ def test_too_few_problems(make: Make, source: Any) -> None:
         make(out_of_distribution=source("other", ROWS[:1])).corpus("train", "in_domain")
 
 
-def test_equal_problems_are_one_task_and_evaluation_comes_first(make: Make, source: Any) -> None:
-    copy = row("easy", 1, name="under another name")
+def test_equal_questions_are_one_problem_and_evaluation_comes_first(make: Make, source: Any) -> None:
+    shouted = row("hard", 1, name="in other words", question="READ a number, and print it: plus 1!", solution=None)
+    other_tests = row("easy", 2, name="again", tests=[{"stdin": f"{x}\n", "stdout": f"{x + 2}\n"} for x in (5, 6, 7)])
     environment = make(
         train=source("train", ROWS[:5]),
-        validation=source("validation", [row("easy", 7), row("easy", 2, name="again")]),
-        test=source("test", [copy, row("easy", 9)]),
-        out_of_distribution=source("other", [row("hard", 7), row("hard", 8), row("easy", 9), row("easy", 3)]),
+        validation=source("validation", [row("easy", 7), other_tests]),
+        test=source("test", [shouted, row("easy", 9)]),
+        out_of_distribution=source("other", [row("hard", n) for n in (50, 60, 9)] + [row("easy", n) for n in (70, 80, 3)]),
     )
-    assert names(environment, "test") == ["under another name", "easy 9"]
+    assert names(environment, "test") == ["in other words", "easy 9"]
     assert names(environment, "validation") == ["easy 7", "again"]
     other = names(environment, "validation", "out_of_distribution") + names(environment, "test", "out_of_distribution")
-    assert sorted(other) == ["easy 3", "hard 7", "hard 8"]
+    assert sorted(other) == ["easy 3", "easy 70", "easy 80", "hard 50", "hard 60"]
     assert names(environment, "train") == ["easy 0", "easy 4"]
+
+
+def test_constant_problems_and_repeated_questions_of_a_source_are_left_out(
+    make: Make, source: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    same = [{"stdin": f"{x}\n", "stdout": "7\n"} for x in (1, 2)]
+    either = [{"stdin": "1\n", "stdout": "1 2\n"}, {"stdin": "2\n", "stdout": "2 1\n"}]
+    rows = [
+        ROWS[0],
+        row("easy", 1, tests=same),
+        row("easy", 2, tests=either),
+        row("easy", 3, tests=either, checker="unordered"),
+        row("easy", 2, name="repeated"),
+        row("easy", 4, tests=same[:1]),
+        row("easy", 5, tests=same),
+        row("easy", 5, name="the one that counts"),
+    ]
+    held_out = {"validation": source("validation", ROWS[8:9]), "test": source("test", ROWS[9:10])}
+    environment = make(train=source("train", rows), **held_out)
+    assert names(environment, "train") == ["easy 0", "easy 2", "the one that counts"]
+    assert caplog.messages == ["left out 4 problems that a constant solves and 1 repeated questions"]
+    with pytest.raises(ConfigError, match="a program that always prints the same solves all of the 2 problems of a source"):
+        make(train=source("constant", [rows[1], rows[3]]), **held_out).corpus("train", "in_domain")
 
 
 def test_a_source_that_is_held_out_entirely_leaves_nothing_to_train_on(make: Make, source: Any) -> None:
@@ -372,6 +396,24 @@ def test_programs_that_cannot_be_run_have_no_verdict(coding: CodingEnvironment, 
     assert coding.check_programs([request]) == [[[True, None], [False, None]]]
 
 
+def test_programs_that_were_given_up_have_no_verdict(coding: CodingEnvironment) -> None:
+    slow = "x = int(input())\nwhile x < 9: pass\nprint(10)"
+    tests = tuple(UnitTest(f"{x}\n", f"{x + 1}\n") for x in (1, 2, 3, 9))
+    request = CheckRequest(task_of(replace(ADD_ONE, time_limit=0.1), "coding"), (slow, "print(4)"), tests)
+    assert coding.check_programs([request]) == [[[False, False], [False, False], [None, True], [None, False]]]
+
+
+def test_solutions_are_those_that_do_what_the_source_says(coding: CodingEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
+    right, wrong = "print(int(input()) + 1)", "print(2)"
+    also_right = "print(1 + int(input()))"
+    partly = task_of(replace(ADD_ONE, wrong_solutions=(also_right, wrong, "print(")), "coding")
+    assert coding.solutions(partly) == (Solution(right, True), Solution(wrong, False), Solution("print(", False))
+    for changes in ({"solution": "print(3)"}, {"wrong_solutions": (also_right, right)}):
+        assert coding.solutions(task_of(replace(ADD_ONE, **changes), "coding")) == ()  # type: ignore[arg-type]
+    monkeypatch.setattr(coding.grader.sandbox, "run", None)  # verified once
+    assert [solution.program for solution in coding.solutions(partly)] == [right, wrong, "print("]
+
+
 def test_solutions_and_experts(coding: CodingEnvironment) -> None:
     task = task_of(ADD_ONE, "coding")
     assert coding.solutions(task) == (
@@ -439,6 +481,11 @@ def test_what_a_rewrite_resembles(make: Make, source: Any) -> None:
     assert not environment.resembles(rewrite(trained + " Now."), [new])  # training problems do not count by themselves
     assert environment.resembles(rewrite(held_out.replace("today", "now")), [])
     assert environment.resembles(rewrite("Please: " + other), [])
+    more = (
+        " Then read a second line in which every third value is to be left out, and say on another line what has changed since."
+    )
+    assert environment.resembles(rewrite(held_out + more), [])  # a held-out problem is not trained on with a part added
+    assert not environment.resembles(rewrite(trained + more), [parent])  # but that is how a problem becomes harder
 
 
 def test_rewrites_stay_anchored_to_their_root(coding: CodingEnvironment) -> None:

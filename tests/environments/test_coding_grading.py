@@ -53,9 +53,11 @@ def test_what_a_program_makes_of_its_tests(grader: Grader, program: str, checks:
     assert bool(result.complaint) is bool(complaint)
 
 
-def test_after_two_timeouts_the_others_are_counted_without_a_run(grader: Grader) -> None:
+def test_after_two_timeouts_the_others_are_not_run(grader: Grader) -> None:
     result = grade(grader, "x = int(input())\nwhile x < 9: pass\nprint(18)", QUICK, (*TESTS, UnitTest("9\n", "18\n")))
-    assert result.checks == ("timeout", "timeout", "timeout", "timeout")
+    assert result.checks == ("timeout", "timeout", "not_run", "not_run")
+    assert not result.is_correct
+    assert result.summary() == "0 of 4 tests passed, 2 timeout, 2 not_run."
     assert grade(grader, "x = int(input())\nwhile x == 2: pass\nprint(2 * x)", QUICK).checks == ("passed", "timeout", "passed")
 
 
@@ -88,6 +90,27 @@ def test_the_complaint_is_the_last_line_of_the_first_run_that_failed(grader: Gra
 def test_problems_name_their_checker(grader: Grader, checker: str, program: str, verdict: str) -> None:
     tests = (UnitTest("abc\n", "0.5 2\n3\n"),)
     assert grade(grader, program, Problem("any", "Print.", tests, checker=checker), tests).checks == (verdict,)
+
+
+def test_a_checker_that_raises_counts_as_a_wrong_answer_and_is_told_once(
+    grader: Grader, caplog: pytest.LogCaptureFixture
+) -> None:
+    def same_number(stdin: str, expected: str, actual: str) -> Any:
+        return "yes" if int(expected) == int(actual) else ""
+
+    own = Grader(grader.sandbox, {"number": same_number})
+    problem = Problem("double", "Print twice the number.", TESTS, checker="number")
+    assert grade(own, "print('+' + str(2 * int(input())))", problem).checks == ("passed",) * 3
+    assert caplog.messages == []
+    assert grade(own, "x = int(input())\nprint('four' if x == 2 else 2 * x)", problem).checks == (
+        "passed",
+        "wrong_answer",
+        "passed",
+    )
+    assert grade(own, "print('many')", problem).checks == ("wrong_answer",) * 3
+    assert caplog.messages == [
+        "checker number failed on 'four\\n': ValueError: invalid literal for int() with base 10: 'four\\n'"
+    ]
 
 
 def test_an_unknown_checker_is_named(grader: Grader) -> None:

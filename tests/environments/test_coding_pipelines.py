@@ -13,9 +13,13 @@ from rla_lightning.environments.coding.environment import problem_of
 from rla_lightning.environments.coding.pipeline_programs import Pipeline, vocabulary
 from rla_lightning.environments.coding.pipelines import PipelineEnvironment
 from rla_lightning.sandbox import SandboxSettings
-from rla_lightning.types import CheckRequest, Direction, Split, Task, Transition, UnitTest
+from rla_lightning.types import CheckRequest, Direction, Purpose, Split, Task, Transition, UnitTest
 
 SPLITS: tuple[Split, ...] = ("in_domain", "out_of_distribution")
+HELD_OUT: tuple[tuple[Purpose, Split], ...] = tuple((purpose, split) for purpose in ("validation", "test") for split in SPLITS)  # type: ignore[misc]
+LINES = tuple(
+    tuple(Random(f"line/{i}").choices(range(10), k=1 + i % 6)) for i in range(300)
+)  # not those that the environment probes
 WORDS = frozenset(vocabulary())
 SQUARES = Pipeline((("even", 0),), (("square", 0),), "sum")
 GAPS = Pipeline((("above", 3), ("odd", 0)), (("gap", 0), ("plus", 2)), "max")
@@ -203,10 +207,19 @@ def test_every_word_of_problems_is_known(pipelines: PipelineEnvironment, everyth
 
 def test_difficulty_is_the_number_of_operations(pipelines: PipelineEnvironment) -> None:
     for difficulty, size, level in ((0.0, 1, "easy"), (0.3, 2, "medium"), (0.7, 3, "hard"), (1.0, 4, "hard")):
-        for split in SPLITS:
-            task = pipelines.sample(Random(f"{difficulty}"), difficulty, split)
+        for seed in range(10):
+            task = pipelines.sample(Random(f"{difficulty}/{seed}"), difficulty)
             assert (pipeline_of(task).size, task.kind, task.difficulty) == (size, level, pytest.approx((size - 1) / 3))
             assert (task.root_id, task.parent_id, task.version, task.environment) == (task.id, None, 0, "pipelines")
+
+
+def test_out_of_distribution_another_size_stands_in_for_one_that_is_rare(sampled: dict[Split, list[Task]]) -> None:
+    levels = {1: "easy", 2: "medium", 3: "hard", 4: "hard"}
+    for index, task in enumerate(sampled["out_of_distribution"]):
+        size = pipeline_of(task).size
+        assert (task.kind, task.difficulty) == (levels[size], pytest.approx((size - 1) / 3)), index
+    as_asked = [pipeline_of(task).size == 1 + round(index / 49 * 3) for index, task in enumerate(sampled["out_of_distribution"])]
+    assert sum(as_asked) > 25
 
 
 def test_tasks_are_functions_of_the_generator_and_ids_of_the_spec(
@@ -230,10 +243,40 @@ def test_a_task_that_was_read_back_is_played_and_varied_alike(pipelines: Pipelin
     assert pipelines.vary(task, "harder", Random(1), 3) == pipelines.vary(everything[30], "harder", Random(1), 3)
 
 
-def test_there_is_no_fixed_set_and_no_rewriting_by_text(pipelines: Environment, everything: list[Task]) -> None:
+def test_there_is_no_fixed_set_to_train_on_and_no_rewriting_by_text(pipelines: Environment, everything: list[Task]) -> None:
     assert [pipelines.corpus("train", split) for split in SPLITS] == [(), ()]
     assert pipelines.rewrite_prompt(everything[0], "harder", "", 3, 4) is None
     assert pipelines.resembles(everything[0], everything) is False
+
+
+def test_evaluation_problems_are_the_same_in_every_environment(pipelines: PipelineEnvironment) -> None:
+    other = PipelineEnvironment(longest_example=3)
+    for purpose, split in HELD_OUT:
+        tasks = pipelines.corpus(purpose, split)
+        assert tasks == other.corpus(purpose, split)
+        assert len({task.id for task in tasks}) == len(tasks) == {"validation": 64, "test": 192}[purpose]
+        assert {task.kind for task in tasks} >= {"medium", "hard"}
+        assert all(task.id == task.root_id for task in tasks)
+    assert {task.kind for split in SPLITS for task in pipelines.corpus("test", split)} == {"easy", "medium", "hard"}
+
+
+def test_no_two_sets_have_problems_that_one_program_solves(pipelines: PipelineEnvironment) -> None:
+    trained = [pipelines.sample(Random(f"trained/{i}"), i / 499) for i in range(500)]
+    directions: tuple[Direction, ...] = ("harder", "easier")
+    edits = [task for way in directions for _, task in islice(variants(pipelines, trained, way), 100)]
+    tuned = [pipelines.sample(Random(f"tuned/{i}"), i / 99, "out_of_distribution") for i in range(100)]
+    assert (len(trained), len(edits)) == (500, 200)
+    sets = {"train": [*trained, *edits]} | {"/".join(place): list(pipelines.corpus(*place)) for place in HELD_OUT}
+    sets["validation/out_of_distribution"] += tuned
+    known: dict[tuple[int, ...], str] = {}
+    for name, tasks in sets.items():
+        behaviours = {tuple(pipeline_of(task).answer(line) for line in LINES) for task in tasks}
+        assert len(behaviours) > 20, name
+        for behaviour in behaviours:
+            assert known.setdefault(behaviour, name) == name
+    shapes = {name: {pipeline_of(task).shape for task in tasks} for name, tasks in sets.items()}
+    in_domain = shapes["train"] | shapes["validation/in_domain"] | shapes["test/in_domain"]
+    assert not in_domain & (shapes["validation/out_of_distribution"] | shapes["test/out_of_distribution"])
 
 
 # Edits
@@ -303,7 +346,7 @@ def test_examples_of_unit_tests_are_right_or_wrong_as_asked(pipelines: PipelineE
             for example in examples:
                 text = f"{example.thought} {example.test.stdin} {example.test.stdout}"
                 assert set(text.split()) <= WORDS, text
-                assert 1 <= len(example.test.stdin.split()) <= 4
+                assert 2 <= len(example.test.stdin.split()) <= 4
             requests.append(CheckRequest(task, (program,), tuple(example.test for example in examples)))
     verdicts = pipelines.check_programs(requests)
     assert verdicts == [[[True]] * 3, [[False]] * 3] * 100  # 300 right ones, 300 wrong ones

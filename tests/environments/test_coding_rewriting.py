@@ -15,6 +15,7 @@ from rla_lightning.environments.coding.rewriting import (
     rewrite_prompt,
     shingles,
     triviality,
+    words_of,
 )
 from rla_lightning.types import UnitTest
 
@@ -413,3 +414,19 @@ def test_near_duplicates_share_most_shingles() -> None:
     assert near_duplicate("a b", ["b a"]) == "b a"
     assert near_duplicate("", ["a"]) is None
     assert near_duplicate("?", ["!"]) == "!"
+
+
+def test_near_duplicates_may_hold_an_earlier_question_and_more() -> None:
+    longer = "a b c d e f g h"  # abc bcd cde def efg fgh
+    assert near_duplicate(longer, ["a b c d e f"]) is None  # 4 of 6
+    assert near_duplicate(longer, ["a b c d e f"], contained=True) == "a b c d e f"  # 4 of its 4
+    assert near_duplicate(longer, ["a b c d e f x"], contained=True) == "a b c d e f x"  # 4 of its 5
+    assert near_duplicate(longer, ["a b c d e x"], contained=True) is None  # 3 of its 4
+    assert near_duplicate("a b c d e f", [longer], contained=True) is None  # a part of an earlier one is new: 4 of its 6
+    assert near_duplicate(longer, ["x y z", "c d e", "a b c"], contained=True) == "c d e"
+
+
+def test_words_of_a_question() -> None:
+    assert words_of("Print  the SUM,\nof `n` numbers (n <= 10)!") == "print the sum of n numbers n 10"
+    assert words_of("print the sum of n numbers: n 10") == "print the sum of n numbers n 10"
+    assert words_of("?!") == ""

@@ -112,7 +112,11 @@ def test_no_program(text):
     [
         ("```python\n1\n```\nBetter:\n```python\n2\n```", "2"),
         ("```python\n1\n```\n```cpp\n2\n```", "1"),
-        ("```python\n1\n```\n```\n2\n```", "2"),
+        ("```python\n1\n```\n```\n2\n```", "1"),  # a block without a name may be a sample of the output
+        ("```\n1\n```\n```\n2\n```", "2"),  # or the program, where there is no other one
+        ("```\n1\n```\n```cpp\n2\n```", "1"),
+        ("```\n1\n```\n```python\n2", None),  # the program broke off
+        ("```\n1\n```\n```\n2", "1"),
         ("```cpp\n1\n```\n```cpp\n2\n```", None),
         ("```python\n1\n```\nWait:\n```python\n2", "1"),  # what broke off does not count
         ("```python\n1\n```\n```python\n```", None),  # an empty block does

@@ -21,7 +21,8 @@ def attempt(name, action):
         return
     if evidence:
         escaped += 1
-        print("ESCAPED", name, repr(evidence)[:100], flush=True)
+        for stream in (sys.stdout, sys.stderr):  # the first is lost where the program does not end well
+            print("ESCAPED", name, repr(evidence)[:100], file=stream, flush=True)
 
 def call(function, *arguments):
     if function(*arguments) == -1:
@@ -508,7 +509,9 @@ SHARED = [
     tries("timers", "syscall(222, 107, 0, 0, ctypes.byref(ctypes.c_int()))", "syscall(283, 85, 0, 0)"),
     tries("watching-files", "syscall(294, 26, 0)", "syscall(300, 262, 0, 0)"),
     tries("locks-on-host-files", "fcntl.flock(os.open(os.__file__, os.O_RDONLY), 2) or 1",
-          "fcntl.lockf(os.open(os.__file__, os.O_RDWR), 2) or 1", "fcntl.fcntl(os.open(os.__file__, os.O_RDONLY), 1024, 0) == 0", setup="import fcntl"),
+          "fcntl.lockf(os.open(os.__file__, os.O_RDWR), 2) or 1", "fcntl.fcntl(os.open(os.__file__, os.O_RDONLY), 1024, 0) == 0",
+          "fcntl.fcntl(os.open(os.__file__, os.O_RDONLY), 5, bytes(32))", "fcntl.lockf(os.open('/tmp/lock', os.O_CREAT | os.O_RDWR), 2) or 1",
+          setup="import fcntl"),
     tries(
         "left-for-the-next-run",
         "os.listdir('/tmp')", "os.path.exists('/dev/shm/left')", "os.getcwd() != '/tmp'", "os.umask(0o22) != 0o22",
@@ -532,7 +535,7 @@ ENDINGS = [
     hangs("error-that-takes-long", "class Slow(Exception):\n    def __str__(self):\n        while True: pass\nraise Slow()\n"),
     Attack("daemon-thread", "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\nprint('contained')"),
     Attack("leaves-at-once", "import os\nprint('42', flush=True)\nos._exit(0)", stdout="42\n"),
-    Attack("right-answer-then-error", "print('42')\nraise ValueError", ("runtime_error",), stdout="42\n"),
+    Attack("right-answer-then-error", "print('42')\nraise ValueError", ("runtime_error",), stdout=""),
     refused("deep-recursion", "import sys\nsys.setrecursionlimit(10**9)\nf = lambda n: f(n + 1)\nf(0)", "runtime_error", "memory"),
     refused("deep-c-recursion", "import sys\nsys.setrecursionlimit(10**9)\na = ()\nfor _ in range(10**6): a = (a,)\nhash(a)",
             "runtime_error", "memory", "ok"),
@@ -560,7 +563,7 @@ ENDINGS = [
         "import sys\nmain = sys.modules['__main__']\nmain.verdict = lambda *_: 'ok'\nmain.serve = lambda *_: {'status': 'ok', 'stdout': '42'}\n"
         "main.write = main.read = main.Watch = None\nmain.FILTER = b''\nprint('wrong')\nraise ValueError",
         ("runtime_error",),
-        stdout="wrong\n",
+        stdout="",
     ),
     Attack(
         "patched-exit",

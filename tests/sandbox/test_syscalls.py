@@ -103,10 +103,17 @@ def test_only_own_limits(machine: str) -> None:
 
 def test_files_send_no_signals(machine: str) -> None:
     fcntl = (72, 25)[column(machine)]
-    for command in (0, 1, 2, 3, 4, 5, 6, 7, 1030):  # F_DUPFD to F_SETLKW, F_DUPFD_CLOEXEC
+    for command in (0, 1, 2, 3, 4, 1030):  # F_DUPFD to F_SETFL, F_DUPFD_CLOEXEC
         assert answer(machine, fcntl, (5, command)) == ALLOW
     for command in (8, 10, 15, 302, 261, 1024, 1026, 1031, 1033):  # F_SETOWN F_SETSIG F_SETOWN_EX - - F_SETLEASE F_NOTIFY ...
         assert answer(machine, fcntl, (0, command)) == EPERM
+
+
+def test_files_have_no_locks(machine: str) -> None:
+    fcntl, flock = (72, 25)[column(machine)], (73, 32)[column(machine)]
+    for command in (5, 6, 7, 36, 37, 38):  # F_GETLK F_SETLK F_SETLKW, and those of open file descriptions
+        assert answer(machine, fcntl, (5, command)) == EPERM
+    assert answer(machine, flock, (5, 2)) == EPERM
 
 
 def test_other_entries_to_the_kernel() -> None:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 from rla_lightning.environments.base import Episode, TestedEnvironment
-from rla_lightning.environments.coding.grading import SANDBOX_ERROR, Grade, Grader
+from rla_lightning.environments.coding.grading import NOT_RUN, SANDBOX_ERROR, Grade, Grader
 from rla_lightning.environments.coding.problems import LEVELS, Problem, problem_from, spec_of
-from rla_lightning.environments.coding.rewriting import near_duplicate, read_rewrite, rewrite_prompt, triviality
+from rla_lightning.environments.coding.rewriting import near_duplicate, read_rewrite, rewrite_prompt, triviality, words_of
 from rla_lightning.environments.coding.sources import JsonProblems, ProblemSource
 from rla_lightning.sandbox import Sandbox, SandboxSettings
 from rla_lightning.types import (
     LOST,
+    PASSED,
     WON,
     CheckRequest,
     ConfigError,
@@ -29,6 +31,8 @@ from rla_lightning.types import (
     Task,
     Transition,
 )
+
+logger = logging.getLogger(__name__)
 
 OFFLINE = Path(__file__).parent / "offline.jsonl"
 HELD_OUT = {"test": 1 / 4, "validation": 1 / 6}  # shares of what is left of each level, where they have no source of their own
@@ -89,6 +93,7 @@ class CodingEnvironment(TestedEnvironment):
         }
         self.grader = Grader(Sandbox(sandbox), checkers)
         self._corpora: dict[tuple[Purpose, Split], tuple[Task, ...]] = {}
+        self._solutions: dict[str, tuple[Solution, ...]] = {}  # by task id
 
     # Tasks
 
@@ -112,9 +117,7 @@ class CodingEnvironment(TestedEnvironment):
     def _load(self) -> dict[tuple[Purpose, Split], tuple[Task, ...]]:
         """All tasks by what they are for; a problem is used once, evaluation first."""
         self.grader.sandbox.start()  # or there is no use in going on
-        loaded = {place: source.load() for place, source in self.sources.items() if source is not None}
-        for problem in (problem for problems in loaded.values() for problem in problems):
-            self.grader.check_name(problem)
+        loaded = {place: self._usable(source.load()) for place, source in self.sources.items() if source is not None}
         left = loaded.pop(("train", "in_domain"))
         for purpose, share in HELD_OUT.items():
             if (purpose, "in_domain") not in loaded:
@@ -126,12 +129,29 @@ class CodingEnvironment(TestedEnvironment):
         seen: set[str] = set()
         corpora = {}
         for place, problems in loaded.items():
-            tasks = {task.id: task for problem in problems if (task := task_of(problem, self.name)).id not in seen}
-            seen |= tasks.keys()
+            tasks = {task.id: task for p in problems if words_of(p.question) not in seen for task in [task_of(p, self.name)]}
+            seen |= {words_of(problem.question) for problem in problems}
             if not tasks:
                 raise ConfigError(f"no {place[1]} problems are left for {place[0]}: all are those of another source as well")
             corpora[place] = tuple(tasks.values())
         return corpora
+
+    def _usable(self, problems: Sequence[Problem]) -> list[Problem]:
+        """The problems of one source, each question once, without those that a program solves which always prints the same."""
+        usable: dict[str, Problem] = {}
+        trivial = 0
+        for problem in problems:
+            self.grader.check_name(problem)
+            if triviality(problem, self.grader.checkers[problem.checker]) is not None:
+                trivial += 1
+            else:
+                usable.setdefault(words_of(problem.question), problem)
+        repeated = len(problems) - trivial - len(usable)
+        if trivial or repeated:
+            logger.warning("left out %d problems that a constant solves and %d repeated questions", trivial, repeated)
+        if not usable:
+            raise ConfigError(f"a program that always prints the same solves all of the {len(problems)} problems of a source")
+        return list(usable.values())
 
     # Episodes
 
@@ -170,10 +190,14 @@ class CodingEnvironment(TestedEnvironment):
     # What is known about problems
 
     def solutions(self, task: Task) -> Sequence[Solution]:
-        problem = problem_of(task)
-        if problem.solution is None or not problem.wrong_solutions:
-            return ()
-        return (Solution(problem.solution, True), *(Solution(program, False) for program in problem.wrong_solutions))
+        """Those that a source gives and that do what it says; public collections are not always right about it."""
+        if task.id not in self._solutions:
+            problem = problem_of(task)
+            given = known_solutions(problem)
+            grades = self.grader.grades([(problem, solution.program, problem.tests) for solution in given])
+            kept = [s for s, grade in zip(given, grades, strict=True) if grade.is_correct == s.is_correct]
+            self._solutions[task.id] = tuple(kept) if len({s.is_correct for s in kept}) == 2 else ()
+        return self._solutions[task.id]
 
     def expert(self, episode: Episode, rng: Random) -> ExpertAction | None:
         assert isinstance(episode, CodingEpisode)
@@ -200,10 +224,12 @@ class CodingEnvironment(TestedEnvironment):
         return None if grade.is_correct else f"its solution fails: {grade.summary()}"
 
     def resembles(self, task: Task, earlier: Sequence[Task]) -> bool:
+        question = problem_of(task).question
         held_out = [known for (purpose, _), tasks in self._corpora.items() if purpose != "train" for known in tasks]
+        repeats = near_duplicate(question, (problem_of(known).question for known in earlier))
         return (
-            near_duplicate(problem_of(task).question, (problem_of(known).question for known in (*earlier, *held_out))) is not None
-        )
+            repeats or near_duplicate(question, (problem_of(known).question for known in held_out), contained=True)
+        ) is not None
 
     def rewrite_prompt(self, task: Task, direction: Direction, critique: str, successes: int, rollouts: int) -> str | None:
         root_question = str(task.spec[ROOT_QUESTION])
@@ -219,6 +245,13 @@ def task_of(problem: Problem, environment: str) -> Task:
     task_id = _fingerprint(problem)
     spec = {PROBLEM: spec_of(problem), ROOT_QUESTION: problem.question}
     return Task(task_id, environment, spec, problem.difficulty, root_id=task_id, kind=problem.level)
+
+
+def known_solutions(problem: Problem) -> tuple[Solution, ...]:
+    """Right and wrong programs; none unless there are both."""
+    if problem.solution is None or not problem.wrong_solutions:
+        return ()
+    return (Solution(problem.solution, True), *(Solution(program, False) for program in problem.wrong_solutions))
 
 
 def rewritten(parent: Task, problem: Problem) -> Task:
@@ -273,4 +306,4 @@ def _transition(grade: Grade) -> Transition | Exception:
 
 
 def _passed(check: str) -> bool | None:
-    return None if check == SANDBOX_ERROR else check == "passed"
+    return None if check in (SANDBOX_ERROR, NOT_RUN) else check == PASSED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,8 +12,10 @@ from rla_lightning.environments.coding.problems import Problem
 from rla_lightning.sandbox import Run, RunResult, Sandbox
 from rla_lightning.types import PASSED, ConfigError, UnitTest
 
+logger = logging.getLogger(__name__)
+
 WRONG_ANSWER = "wrong_answer"
-SANDBOX_ERROR = "sandbox_error"
+SANDBOX_ERROR, NOT_RUN = "sandbox_error", "not_run"
 
 
 @dataclass(frozen=True)
@@ -39,12 +42,15 @@ class Grader:
 
     Args:
         sandbox: that programs run in.
-        checkers: of the user, by the name that problems call them; they come on top of `CHECKERS`.
+        checkers: of the user, by the name that problems call them; they come on top of `CHECKERS`. They are given whatever
+            programs print and generated tests expect; an exception counts as a wrong answer.
     """
 
     def __init__(self, sandbox: Sandbox, checkers: Mapping[str, Checker] | None = None) -> None:
         self.sandbox = sandbox
-        self.checkers: dict[str, Checker] = {**CHECKERS, **(checkers or {})}
+        self.checkers: dict[str, Checker] = dict(CHECKERS) | {
+            name: _Tolerant(name, check) for name, check in (checkers or {}).items()
+        }
 
     def check_name(self, problem: Problem) -> None:
         """Raise ConfigError where a problem names a checker that does not exist."""
@@ -71,3 +77,21 @@ class Grader:
         failed = next((r for r, check in zip(results, checks, strict=True) if check not in (PASSED, WRONG_ANSWER)), None)
         lines = failed.stderr.rstrip().splitlines() if failed else []
         return Grade(tuple(checks), lines[-1][:200] if lines else "")
+
+
+class _Tolerant:
+    """A user's checker that cannot stop a run; what it first stumbled over is logged."""
+
+    def __init__(self, name: str, check: Checker) -> None:
+        self.name = name
+        self.check = check
+        self.has_failed = False
+
+    def __call__(self, stdin: str, expected: str, actual: str) -> bool:
+        try:
+            return bool(self.check(stdin, expected, actual))
+        except Exception as error:
+            if not self.has_failed:
+                self.has_failed = True
+                logger.warning("checker %s failed on %r: %s: %s", self.name, actual[:80], type(error).__name__, error)
+            return False

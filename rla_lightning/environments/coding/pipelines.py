@@ -6,15 +6,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, count
 from random import Random
 from typing import Any
 
-from rla_lightning.environments.base import Episode
+from rla_lightning.environments.base import Environment, Episode
 from rla_lightning.environments.coding.environment import (
     ROOT_QUESTION,
     CodingEnvironment,
     CodingEpisode,
+    known_solutions,
     problem_of,
     task_of,
 )
@@ -31,7 +32,7 @@ from rla_lightning.environments.coding.pipeline_programs import (
 )
 from rla_lightning.environments.coding.problems import LEVELS, Problem
 from rla_lightning.sandbox import SandboxSettings
-from rla_lightning.types import Direction, ExpertTest, Observation, Purpose, Split, Task, UnitTest
+from rla_lightning.types import Direction, ExpertTest, Observation, Purpose, Solution, Split, Task, UnitTest
 
 HIDDEN_TESTS = 6
 MOST_FILTERS, MOST_MAPS = 2, 2
@@ -40,20 +41,30 @@ LONGEST_INPUT = 6
 FEWEST_WRONG, MOST_WRONG = 3, 5  # solutions of a problem
 PIPELINE = "pipeline"  # key of a task's spec
 STYLES = 12  # ways to word a problem
-RESERVED = 4  # one in so many shapes is never trained on
+RESERVED_SHAPES = 4  # one in so many combinations of operations is never trained on
+PLACES = 16  # among which what a pipeline does is spread; each held-out set has one
+HELD_OUT_TASKS: dict[Purpose, int] = {"validation": 64, "test": 192}  # of each split
 CANDIDATES = 60  # inputs that hidden tests are chosen from
-TRIES = 100  # of an example of a unit test
+TRIES = 100  # draws of an example of a unit test, or of a problem of one size
 EXCHANGES = 0.3  # share of the edits that exchange an operation for another one
 
 
-class PipelineEnvironment(CodingEnvironment):
-    """Problems like "the sum of numbers even each squared", for models whose vocabulary is made for them.
+Use = tuple[Purpose, Split]
+TRAINING: Use = ("train", "in_domain")
+HELD_OUT_PLACES: tuple[Use, ...] = (
+    ("test", "in_domain"), ("validation", "in_domain"), ("test", "out_of_distribution"), ("validation", "out_of_distribution")
+)  # fmt: skip
 
-    Out of distribution are combinations of operations of which none is ever trained on.
+
+class PipelineEnvironment(CodingEnvironment):
+    """Problems like "the sum of those that are even each squared", for models whose vocabulary is made for them.
+
+    Evaluation problems are told from training problems by what their programs do, not by their words: no program that is
+    right for one is right for the other. Out of distribution are combinations of operations that are never trained on.
 
     Args:
         sandbox: how programs are held.
-        longest_example: most numbers in the input of a unit test that the test writer is taught.
+        longest_example: most numbers in the input of a unit test that the test writer is taught; the fewest are half of it.
     """
 
     name = "pipelines"
@@ -63,17 +74,36 @@ class PipelineEnvironment(CodingEnvironment):
         self.longest_example = longest_example
 
     def corpus(self, purpose: Purpose, split: Split) -> Sequence[Task]:
-        return ()
+        """The held-out problems; those to train on are sampled without end."""
+        if purpose == "train":
+            return ()
+        if (purpose, split) not in self._corpora:
+            tasks: dict[str, Task] = {}
+            for index in count():
+                rng = Random(f"{purpose}/{split}/{index}")
+                task = self._sample(rng, rng.random(), (purpose, split))
+                tasks.setdefault(task.id, task)
+                if len(tasks) == HELD_OUT_TASKS[purpose]:
+                    break
+            self._corpora[purpose, split] = tuple(tasks.values())
+        return self._corpora[purpose, split]
 
     def sample(self, rng: Random, difficulty: float, split: Split = "in_domain") -> Task:
+        """A training problem, or one out of distribution for tuning."""
         self.grader.sandbox.start()  # or there is no use in going on
+        return self._sample(rng, difficulty, ("train" if split == "in_domain" else "validation", split))
+
+    def _sample(self, rng: Random, difficulty: float, use: Use) -> Task:
         size = 1 + round(difficulty * (MOST_SIZE - 1))
-        while True:
+        for attempt in count(1):
+            if attempt % TRIES == 0:  # there may be none of that size
+                size = rng.randint(1, MOST_SIZE)
             pipeline = _draw(rng, size)
-            if pipeline.is_sound and _is_reserved(pipeline) == (split == "out_of_distribution"):
+            if pipeline.is_sound and _use_of(pipeline) == use:
                 task = self._task(pipeline, rng.randrange(STYLES))
                 if task is not None:
                     return task
+        raise AssertionError("unreachable")
 
     def vary(self, task: Task, direction: Direction, rng: Random, number: int) -> Sequence[Task]:
         """One operation more or less, or (of the same size) another one; worded anew."""
@@ -83,7 +113,7 @@ class PipelineEnvironment(CodingEnvironment):
             if len(found) == number:
                 break
             pipeline = _edited(original, direction, rng)
-            if pipeline is None or pipeline == original or not pipeline.is_sound or _is_reserved(pipeline):
+            if pipeline is None or pipeline == original or not pipeline.is_sound or _use_of(pipeline) != TRAINING:
                 continue
             made = self._task(pipeline, rng.randrange(STYLES))
             if made is not None:
@@ -102,8 +132,10 @@ class PipelineEnvironment(CodingEnvironment):
     def resembles(self, task: Task, earlier: Sequence[Task]) -> bool:
         return False  # all questions are alike; what differs is exact
 
-    def rewrite_prompt(self, task: Task, direction: Direction, critique: str, successes: int, rollouts: int) -> None:
-        return None
+    rewrite_prompt = Environment.rewrite_prompt  # there is none: a rewrite has to be a pipeline, too
+
+    def solutions(self, task: Task) -> Sequence[Solution]:
+        return known_solutions(problem_of(task))  # right and wrong by construction
 
     def detour(self, episode: Episode, rng: Random) -> str | None:
         assert isinstance(episode, CodingEpisode)
@@ -113,7 +145,7 @@ class PipelineEnvironment(CodingEnvironment):
         """A wrong one says how to get to the output, and then gives that of a similar problem."""
         pipeline = _pipeline_of(task)
         for _ in range(TRIES):
-            numbers = _numbers(rng, self.longest_example)
+            numbers = _numbers(rng, self.longest_example, (self.longest_example + 1) // 2)
             told = pipeline if is_right else rng.choice(tuple(pipeline.mistakes()))
             answer, stages = told.answer(numbers), [pipeline.stages(x) for x in numbers]
             has_words = all(0 <= number <= LARGEST for number in chain((answer,), *stages))
@@ -166,9 +198,19 @@ def _use(rng: Random, operations: Mapping[str, Operation]) -> Used:
     return name, rng.choice(operations[name].constants)
 
 
-def _is_reserved(pipeline: Pipeline) -> bool:
-    """Whether the combination of operations is kept for the out-of-distribution set."""
-    return Random(f"shape/{pipeline.shape}").randrange(RESERVED) == 0
+def _use_of(pipeline: Pipeline) -> Use | None:
+    """What a pipeline is for, by its combination of operations and by what it does; None: for nothing."""
+    reserved = Random(f"shape/{pipeline.shape}").randrange(RESERVED_SHAPES) == 0
+    place = Random(f"behaviour/{_behaviour(pipeline)}").randrange(PLACES)
+    if place >= len(HELD_OUT_PLACES):
+        return None if reserved else TRAINING
+    use = HELD_OUT_PLACES[place]
+    return use if (use[1] == "out_of_distribution") == reserved else None
+
+
+@lru_cache(maxsize=16384)
+def _behaviour(pipeline: Pipeline) -> tuple[int, ...]:
+    return tuple(pipeline.answer(numbers) for numbers in PROBES)
 
 
 def _edited(pipeline: Pipeline, direction: Direction, rng: Random) -> Pipeline | None:
@@ -216,9 +258,14 @@ def _wrong_programs(pipeline: Pipeline) -> tuple[str, ...]:
     return tuple(dict.fromkeys(wrong))
 
 
-def _numbers(rng: Random, longest: int) -> tuple[int, ...]:
-    return tuple(rng.choice(DIGITS) for _ in range(rng.randint(1, longest)))
+def _numbers(rng: Random, longest: int, shortest: int = 1) -> tuple[int, ...]:
+    return tuple(rng.choice(DIGITS) for _ in range(rng.randint(shortest, longest)))
 
 
 def _line(numbers: Sequence[int]) -> str:
     return " ".join(map(str, numbers)) + "\n"
+
+
+PROBES = tuple(
+    _numbers(Random(f"probe/{index}"), LONGEST_INPUT) for index in range(48)
+)  # pipelines that agree here are taken for one

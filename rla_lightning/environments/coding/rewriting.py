@@ -136,14 +136,26 @@ def shingles(question: str) -> frozenset[str]:
     return frozenset(" ".join(words[i : i + 3]) for i in range(len(words) - 2))
 
 
-def near_duplicate(question: str, earlier: Iterable[str], threshold: float = 0.8) -> str | None:
-    """The first earlier question whose shingles have a Jaccard similarity of at least the threshold; None without one."""
+def words_of(question: str) -> str:
+    """Its words in lower case: equal for questions that differ in nothing else."""
+    return " ".join(WORD.findall(question.lower()))
+
+
+def near_duplicate(question: str, earlier: Iterable[str], threshold: float = 0.8, contained: bool = False) -> str | None:
+    """The first earlier question that says nearly the same; None without one.
+
+    Args:
+        question: a new one.
+        earlier: those that it must not repeat.
+        threshold: least Jaccard similarity of the shingles.
+        contained: a question also repeats one of which it holds that share, whatever it adds.
+    """
     own = shingles(question)
     for other in earlier:
         theirs = shingles(other)
         both = len(own & theirs)
-        either = len(own) + len(theirs) - both
-        if either == 0 or both / either >= threshold:  # two questions without any word are equal
+        whole = len(theirs) if contained else len(own) + len(theirs) - both
+        if both >= threshold * whole:  # two questions without any word are equal
             return other
     return None
 
