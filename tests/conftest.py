@@ -18,6 +18,8 @@ from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from rla_lightning.cli import main
+from rla_lightning.sandbox import Sandbox, SandboxSettings
+from rla_lightning.types import ConfigError
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "rla_lightning" / "environments" / "README.md"
@@ -109,6 +111,19 @@ def code_block(language: str) -> str:
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def needs_isolation() -> None:
+    """Or no program is run; continuous integration has to be able to."""
+    sandbox = Sandbox(SandboxSettings(workers=1))
+    try:
+        sandbox.start()
+    except ConfigError as error:
+        if os.environ.get("CI") == "true":
+            pytest.fail(str(error))
+        pytest.skip(str(error))
+    sandbox.close()
 
 
 @pytest.fixture(scope="session")

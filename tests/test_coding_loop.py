@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +11,6 @@ import pytest
 import yaml
 
 from rla_lightning.cli import main
-from rla_lightning.sandbox import Sandbox, SandboxSettings
-from rla_lightning.types import ConfigError
 
 ROOT = Path(__file__).parent.parent
 TINY = {"tiny": {"width": 32, "layers": 1, "heads": 2, "mlp_width": 64}}
@@ -41,20 +38,6 @@ def merged(config: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def isolates() -> None:
-    """Or the programs of these models are not run; continuous integration has to be able to."""
-    sandbox = Sandbox(SandboxSettings(workers=1))
-    try:
-        sandbox.start()
-    except ConfigError as error:
-        if os.environ.get("CI") == "true":
-            pytest.fail(str(error))
-        pytest.skip(str(error))
-    finally:
-        sandbox.close()
-
-
-@pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """configs/coding_tiny.yaml for a run of seconds."""
     config = merged(yaml.safe_load((ROOT / "configs" / "coding_tiny.yaml").read_text()), SMALL)
@@ -74,7 +57,7 @@ def start(small: Path, experiment: str, *more: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def trained(isolates: None, small: Path) -> Path:
+def trained(needs_isolation: None, small: Path) -> Path:
     """A finished run of two epochs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.argv", ["rla"])
@@ -127,7 +110,7 @@ def test_a_resumed_run_goes_on_as_if_nothing_had_happened(small: Path, trained: 
 
 
 def test_problems_of_one_collection_are_reported_without_an_out_of_distribution_set(
-    isolates: None, small: Path, rla: Rla, tmp_path: Path
+    needs_isolation: None, small: Path, rla: Rla, tmp_path: Path
 ) -> None:
     """The offline problems, whose held-out ones are all in domain."""
     config = yaml.safe_load(small.read_text())

@@ -8,8 +8,6 @@ import pytest
 
 from rla_lightning.environments.alfred.planner import NEUTRAL_VERBS
 from rla_lightning.environments.alfred.world import admissible, is_won
-from rla_lightning.sandbox import Sandbox, SandboxSettings
-from rla_lightning.types import ConfigError
 
 ENGINE = ("textworld", "fast_downward", "alfworld")
 
@@ -21,18 +19,6 @@ def needs_engine() -> None:
         pytest.fail(f"not installed: {', '.join(missing)}; run make engine")
     if missing:
         pytest.skip(f"not installed: {', '.join(missing)}; run make engine")
-
-
-@pytest.fixture(scope="session")
-def needs_isolation() -> None:
-    sandbox = Sandbox(SandboxSettings(workers=1))
-    try:
-        sandbox.start()
-    except ConfigError as error:
-        if os.environ.get("CI") == "true":
-            pytest.fail(str(error))
-        pytest.skip(str(error))
-    sandbox.close()
 
 
 def state_key(world):
