@@ -17,6 +17,7 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
 
+from rla_lightning.checkpoints import require_continues
 from rla_lightning.distributed import failing_together, from_first, rank, share, unshare
 from rla_lightning.environments.base import Environment, TestedEnvironment
 from rla_lightning.evaluation import evaluate
@@ -46,7 +47,6 @@ from rla_lightning.settings import (
     require,
 )
 from rla_lightning.types import (
-    ConfigError,
     EvaluationSet,
     IterationResult,
     Purpose,
@@ -381,21 +381,9 @@ class ClosedLoop(L.LightningModule):
         checkpoint["seed"] = self.seed
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse a checkpoint of other models by its first key that differs, or one that trained others of them."""
-        own = self.state_dict()
-        saved = checkpoint.get("state_dict", own)  # a strategy that has loaded the weights itself asked before it did
-        for name in sorted(own.keys() | saved.keys()):
-            if name not in saved or name not in own:
-                place = "the checkpoint" if name not in saved else "this model"
-                raise ConfigError(f"the checkpoint is of another architecture: {place} has no {name}")
-            if own[name].shape != saved[name].shape:
-                shapes = f"{tuple(saved[name].shape)} in the checkpoint, {tuple(own[name].shape)} in this model"
-                raise ConfigError(f"the checkpoint is of another architecture: {name} is {shapes}")
-        trained, now = checkpoint["optimizers_of"], [name for name in MODELS if self.optimizer_factories[name] is not None]
-        if self.trainer.training and trained != now:
-            raise ConfigError(f"the checkpoint trained {', '.join(trained)}; this run would train {', '.join(now) or 'nothing'}")
-        if self.trainer.training and checkpoint["seed"] != self.seed:
-            raise ConfigError(f"the checkpoint is of a run with seed_everything {checkpoint['seed']}, this run has {self.seed}")
+        """Refuse a checkpoint of other models, or to train on with others of them or another seed."""
+        now = [name for name in MODELS if self.optimizer_factories[name] is not None]
+        require_continues(checkpoint, self.state_dict(), now, self.seed, self.trainer.training)
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import platform
+import re
 import select
 import struct
 import subprocess
@@ -24,13 +25,30 @@ from rla_lightning.types import ConfigError
 
 logger = logging.getLogger(__name__)
 
+
+def _worker() -> str:
+    """A worker's whole program; read now, for a user that drops rights may not read it later."""
+    lockup, main = ((Path(__file__).parent / f"{name}.py").read_text(encoding="utf-8") for name in ("lockup", "zygote"))
+    return (
+        "import sys, types\n"
+        "module = sys.modules['rla_lightning.sandbox.lockup'] = types.ModuleType('lockup')\n"
+        f"exec({lockup!r}, vars(module))\n"
+        f"exec({main!r})\n"
+    )
+
+
+WORKER = _worker()
 RunStatus = Literal["ok", "runtime_error", "timeout", "memory", "output_limit", "not_run", "sandbox_error"]
 GRACE = 5.0  # seconds that a worker may take on top of a program's own, to start and to answer
 START = 30.0  # seconds that a worker may take to start
 INTERPRETER_MB = 64  # address space of the bare interpreter, on top of a program's memory
 DISK_MB = 16  # of the private /tmp
 SYSTEM_PYTHON = "/usr/bin/python3"
-WORKER = (Path(__file__).parent / "zygote.py").read_text(encoding="utf-8")  # now: a user that drops rights may not read it later
+LEAVES_TRACES = re.compile(  # what a program could change for its next input; where one of these words is, each has a process
+    r"\b(?:os|posix|signal|builtins|gc|atexit|threading|_thread|asyncio|concurrent|multiprocessing|ctypes|resource|importlib"
+    r"|modules|path|settrace|setprofile|excepthook|displayhook|[gs]etcontext|localcontext|setattr|open|globals"
+    r"|__(?:builtins|import|dict|globals|subclasses|class|stdout|stdin)__)\b"
+)
 OPT_IN = "set isolation to none (--data.environment.init_args.sandbox.isolation none) to run model-written programs without it"
 
 
@@ -49,6 +67,8 @@ class SandboxSettings:
         python: interpreter of the programs; null: /usr/bin/python3 where there is one, else the running one.
         first_uid: under root, worker i runs as user first_uid + i.
         max_timeouts: after so many timeouts a program's remaining inputs are not run.
+        reuse: a program that ended well on one input, and names nothing that could leave traces, gets the next one in the same
+            process; otherwise each input has a process of its own. Results are the same.
     """
 
     isolation: Literal["namespaces", "none"] = "namespaces"
@@ -58,6 +78,7 @@ class SandboxSettings:
     python: str | None = None
     first_uid: int = 60100
     max_timeouts: int = 2
+    reuse: bool = True
 
     def __post_init__(self) -> None:
         if self.isolation not in ("namespaces", "none"):
@@ -233,6 +254,7 @@ class _Worker:
             "memory": (self.settings.memory_mb + INTERPRETER_MB) << 20,
             "output": self.settings.output_kb << 10,
             "disk": DISK_MB << 20,
+            "stays": self.settings.reuse and len(run.inputs) > 1 and not LEAVES_TRACES.search(run.program),
         }
         reply = self._exchange(message, run.longest + GRACE)
         if reply is None:

@@ -1,11 +1,11 @@
-"""Runs untrusted Python programs, one forked child each. This file is the whole program of a sandbox worker.
+"""Runs untrusted Python programs in forked children. This file is the main part of a sandbox worker's program.
 
-It is started by `pool.py` as a bare interpreter with an empty environment and imports nothing of the project. It locks
-itself up first: new user, mount, network, IPC, UTS and PID namespaces, and a root directory that holds the standard library
-and little else, all of it read-only. Then it forks once per run: that child reads the run from the standard input and forks
-the program's process, which gives up what is left: a private /tmp, resource limits, no capabilities, a seccomp filter. The worker
-never executes a program itself; nothing of what is expected comes here, and nothing of a run stays in the memory that
-the next program inherits.
+It is started by `pool.py` as a bare interpreter with an empty environment and imports nothing of the project but `lockup.py`,
+which came along. It locks itself up first: new user, mount, network, IPC, UTS and PID namespaces, and a root directory that
+holds the standard library and little else, all of it read-only. Then it forks once per program: that child reads its inputs
+from the standard input and forks the program's process, which gives up what is left: a private /tmp, resource limits, no
+capabilities, a seccomp filter. The worker never executes a program itself; nothing of what is expected comes here, and
+nothing of a program stays in the memory that the next one inherits.
 
 Messages in both directions are JSON after a length of four bytes.
 """
@@ -13,6 +13,7 @@ Messages in both directions are JSON after a length of four bytes.
 from __future__ import annotations
 
 import atexit
+import builtins
 import contextlib
 import ctypes
 import errno
@@ -24,242 +25,184 @@ import select
 import signal
 import struct
 import sys
-import sysconfig
 import threading
 import time
 import traceback
+from types import CodeType
 from typing import Any
+
+from rla_lightning.sandbox.lockup import NEW_MOUNTS, PR_SET_PDEATHSIG, call, confine, fresh_tmp, libc, lock_up
 
 PRELOADED = (  # what programs often import is there when a child starts
     *("array", "bisect", "cmath", "collections", "copy", "dataclasses", "datetime", "decimal", "fractions", "functools"),
     *("heapq", "io", "itertools", "math", "operator", "random", "re", "statistics", "string", "typing"),
 )
-INSIDE_ID = 1000  # user and group of programs, as they see it
 CHUNK = 1 << 16
 KEPT_STDERR = 2000
-THREADS = 32
-NAMESPACES = 0x10000000 | 0x00020000 | 0x40000000 | 0x08000000 | 0x04000000 | 0x20000000  # user mount net ipc uts pid
-NEW_MOUNTS = 0x00020000
-MNT_DETACH = 2
-RDONLY, NOSUID, NODEV, NOEXEC, REMOUNT, BIND, REC, PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
-RELATIME, NOATIME, NODIRATIME = 1 << 21, 1024, 2048
-KEPT_FLAGS = {2: NOSUID, 4: NODEV, 8: NOEXEC, 1024: NOATIME, 2048: NODIRATIME, 4096: RELATIME}  # statvfs: mount
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 24, 38
+RECURSION = sys.getrecursionlimit()
+PROCESS_CLOCK = 2  # CPUCLOCK_SCHED of a whole process, in the lowest bits of a clock's id (linux/posix-timers.h)
+TURN, READY = 3, 4  # handles of a program's process besides the usual three
 
-FILTER = bytearray()  # of system calls
-libc: Any = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+# The C function: the interpreter's own runs handlers of modules in the child, which touch more memory than a small program does.
+# There is one thread, and what the handlers would renew (locks, random numbers) is not used or renewed in `become`.
+fork: Any = os.fork if libc is None else ctypes.PyDLL(None).fork
 
 
-def call(name: str, *arguments: Any) -> None:
-    """A function of the C library; its failure is an OSError that names it."""
-    if getattr(libc, name)(*arguments) < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, f"{name}: {os.strerror(code)}")
+# The program's process
 
 
-def mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
-    encoded = [None if value is None else value.encode() for value in (source, target, kind, data)]
-    try:
-        call("mount", encoded[0], encoded[1], encoded[2], ctypes.c_ulong(flags), encoded[3])
-    except OSError as error:
-        raise OSError(error.errno, f"mount {target}: {error.strerror}") from None
+def become(run: dict[str, Any], rules: bytes, ends: list[int]) -> None:
+    """What the child does; never returns.
 
-
-def lock_up() -> None:
-    """New namespaces with nothing in them; the rest of this worker's life is that of a child, process 1 of its own."""
-    user, group = os.getuid(), os.getgid()
-    call("unshare", NAMESPACES)
-    for name, text in (("setgroups", "deny"), ("uid_map", f"{INSIDE_ID} {user} 1"), ("gid_map", f"{INSIDE_ID} {group} 1")):
-        with open(f"/proc/self/{name}", "w") as file:
-            file.write(text)
-    child = os.fork()
-    if child:
-        os.close(0)
-        os.close(1)
-        _, status = os.waitpid(child, 0)
-        os._exit(os.waitstatus_to_exitcode(status) & 255)
-    call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    call("sethostname", b"sandbox", 7)
-    mount(None, "/", None, REC | PRIVATE)
-    move_root()
-
-
-def move_root() -> None:
-    """A root directory with the standard library, the shared libraries and a few devices, read-only."""
-    root = "/tmp"
-    mount("tmpfs", root, "tmpfs", NOSUID | NODEV, "size=64k,nr_inodes=200,mode=755")
-    for folder in library_folders():
-        target = root + folder
-        os.makedirs(target)
-        mount(folder, target, None, BIND | REC)
-        flags = sum(flag for bit, flag in KEPT_FLAGS.items() if os.statvfs(target).f_flag & bit)
-        mount(None, target, None, BIND | REMOUNT | RDONLY | NOSUID | NODEV | flags)
-        for name in ("site-packages", "dist-packages"):  # not of the standard library
-            if os.path.isdir(f"{target}/{name}"):
-                mount("tmpfs", f"{target}/{name}", "tmpfs", RDONLY | NOSUID | NODEV, "size=4k,nr_inodes=2")
-    os.mkdir(root + "/dev")
-    for name in ("null", "zero", "full", "random", "urandom"):
-        os.close(os.open(f"{root}/dev/{name}", os.O_CREAT | os.O_WRONLY))
-        mount(f"/dev/{name}", f"{root}/dev/{name}", None, BIND)
-    for link in ("lib", "lib64"):
-        if os.path.islink("/" + link):
-            os.symlink(os.readlink("/" + link), f"{root}/{link}")
-    os.mkdir(root + "/tmp")
-    os.chdir(root)
-    call("pivot_root", b".", b".")
-    call("umount2", b".", MNT_DETACH)  # the old root is gone
-    os.chdir("/")
-    mount(None, "/", None, REMOUNT | RDONLY | NOSUID | NODEV)
-
-
-def library_folders() -> list[str]:
-    """The standard library, and the shared libraries that its modules load."""
-    folders = {os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
-    architecture = sysconfig.get_config_var("MULTIARCH")
-    places = [f"/usr/lib/{architecture}", f"/lib/{architecture}", "/usr/lib64"] if architecture else ["/usr/lib64", "/usr/lib"]
-    folders |= {os.path.realpath(place) for place in places if os.path.isdir(place)}
-    inner = {folder for folder in folders for other in folders if folder.startswith(other + "/")}
-    return sorted(folders - inner)
-
-
-def confine(run: dict[str, Any]) -> None:
-    """The child gives up whatever a program does not need."""
-    limits = {
-        resource.RLIMIT_CPU: int(run["seconds"]) + 1,
-        resource.RLIMIT_AS: run["memory"],
-        resource.RLIMIT_FSIZE: run["disk"],
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_NOFILE: 64,
-        resource.RLIMIT_STACK: min(run["memory"], 256 << 20),
-    }
-    if run["isolated"]:  # elsewhere all processes of the user would count
-        limits[resource.RLIMIT_NPROC] = THREADS
-    for limit, value in limits.items():
-        hard = resource.getrlimit(limit)[1]
-        lowered = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(limit, (lowered, lowered))
-    if not run["isolated"]:
-        if libc is not None:
-            call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # no process 1 whose end would end it
-        return
-    for capability in range(64):
-        if libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) < 0:
-            break  # there are no more
-    call("capset", (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)())
-    call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)
-    call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    program = ctypes.create_string_buffer(bytes(FILTER), len(FILTER))
-    header = struct.pack("@HP", len(FILTER) // 8, ctypes.addressof(program))
-    call("prctl", PR_SET_SECCOMP, 2, ctypes.c_char_p(header), 0, 0)
-
-
-def execute(program: str) -> int:
-    """Run a program as if it were started by an interpreter; its exit status."""
-    status = 0
-    try:
-        exec(compile(program, "<program>", "exec"), {"__name__": "__main__", "__builtins__": __builtins__})
-    except SystemExit as end:
-        status = 0 if end.code is None else end.code & 255 if isinstance(end.code, int) else 1
-        if status and not isinstance(end.code, int):
-            print(end.code, file=sys.stderr)
-    except BaseException as error:
-        status = 1
-        trace = error.__traceback__.tb_next if error.__traceback__ else None  # without this function
-        traceback.print_exception(type(error), error, trace)
-    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons, as at an interpreter's end
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    return status
-
-
-def become(run: dict[str, Any], stdin: int, stdout: int, stderr: int, ready: int) -> None:
-    """What the child does; never returns."""
+    Args:
+        run: the program and its limits.
+        rules: the filter of system calls.
+        ends: handles that become its stdin, stdout, stderr, that where it hears of another input, and that where it says
+            that it is ready for one.
+    """
     status = 1
     try:
         os.setsid()
-        for place, end in enumerate((stdin, stdout, stderr, ready)):
+        for place, end in enumerate(ends):
             os.dup2(end, place)
-        os.closerange(4, 4096)
-        confine(run)
-        os.write(3, b"1")
-        os.close(3)
-        program = run["program"]
-        run.clear()
+        os.closerange(len(ends), 4096)
+        confine(run, rules)
+        os.write(READY, b"1")
+        if not run["stays"]:
+            os.closerange(TURN, READY + 1)
         gc.enable()
-        sys.modules["random"].seed(0)
-        sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
-        sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
-        sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
-        status = execute(program)
-        sys.stderr.flush()
+        status = perform(run.pop("program"), run.pop("stays"))
     except BaseException as error:
         with contextlib.suppress(BaseException):
             os.write(2, f"\n{type(error).__name__}: {error}".encode("utf-8", "replace"))
     os._exit(status)
 
 
-class Watch:
-    """One child, from its fork to its end."""
+def perform(program: str, stays: bool) -> int:
+    """Run a program as if it were started by an interpreter, again and again if it stays; its exit status."""
+    code: CodeType | None = None
+    while True:
+        status = 0
+        sys.modules["random"].seed(0)
+        sys.setrecursionlimit(RECURSION)
+        sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+        sys.stdout = stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+        sys.stderr = stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+        names: dict[str, Any] = {"__name__": "__main__", "__builtins__": builtins}
+        try:
+            code = code or compile(program, "<program>", "exec")
+            exec(code, names)
+        except SystemExit as end:
+            status = 0 if end.code is None else end.code & 255 if isinstance(end.code, int) else 1
+            if status and not isinstance(end.code, int):
+                print(end.code, file=sys.stderr)
+        except BaseException as error:
+            status = 1
+            trace = error.__traceback__.tb_next if error.__traceback__ else None  # without this function
+            traceback.print_exception(type(error), error, trace)
+        if status or not stays:
+            break
+        names.clear()  # objects end before their output is taken, as at an interpreter's end
+        flush(sys.stdout, sys.stderr, stdout, stderr)
+        os.write(READY, b"1")
+        if not os.read(TURN, 1):
+            os._exit(0)  # there are no more inputs
+        gc.collect()
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons, as at an interpreter's end
+    atexit._run_exitfuncs()
+    names.clear()
+    flush(sys.stdout, sys.stderr, stdout, stderr)
+    return status
 
-    def __init__(self, run: dict[str, Any]) -> None:
-        pipes = [os.pipe() for _ in range(4)]  # stdin, stdout, stderr, ready
-        ends = [pipes[0][0], pipes[1][1], pipes[2][1], pipes[3][1]]
-        self.process = os.fork()
+
+def flush(*streams: Any) -> None:
+    """What is left of a program's output, also where it has put a stream of its own in the place of one."""
+    for stream in streams:
+        if not stream.closed:
+            stream.flush()
+
+
+# The process that knows the program
+
+
+class Child:
+    """A confined process, from its fork to its end; it runs one program on one input after the other while that goes well."""
+
+    def __init__(self, run: dict[str, Any], rules: bytes) -> None:
+        self.stdin = open_input()  # a file: read from its start again for each input
+        pipes = [os.pipe() for _ in range(4)]  # stdout, stderr, another input, ready
+        ends = [self.stdin, pipes[0][1], pipes[1][1], pipes[2][0], pipes[3][1]]
+        self.stdout, self.stderr, self.turn, self.ready = pipes[0][0], pipes[1][0], pipes[2][1], pipes[3][0]
+        self.feed(run["stdin"])
+        self.process = fork()
         if self.process == 0:
-            become(run, *ends)
-        for end in ends:
+            become(run, rules, ends)
+        for end in ends[1:]:
             os.close(end)
-        self.stdin, self.stdout, self.stderr, self.ready = pipes[0][1], pipes[1][0], pipes[2][0], pipes[3][0]
-        self.is_fed = False  # its stdin is closed
         self.handle = os.pidfd_open(self.process) if hasattr(os, "pidfd_open") else None
-        self.left = memoryview(run["stdin"].encode("utf-8", "replace"))
-        self.most = run["output"]
         self.kept = {self.stdout: bytearray(), self.stderr: bytearray()}
+        self.written, self.most = 0, run["output"]
+        self.has_ended = False
+        self.used = 0.0  # seconds of CPU before the current input
+        self.poll = select.poll()
+        self.poll.register(0, 0)  # hangs up when the trainer is gone
+        for pipe in (self.stdout, self.stderr, self.ready, self.handle):
+            if pipe is not None:
+                self.poll.register(pipe, select.POLLIN)
+        self.is_confined = bool(os.read(self.ready, 1))  # what a program writes there comes too late
+
+    def again(self, run: dict[str, Any]) -> bool:
+        """Hand it another input; False when it cannot take one."""
         self.written = 0
-        os.set_blocking(self.stdin, False)
+        for text in self.kept.values():
+            text.clear()
+        try:
+            self.used = self.clock()
+            limit = int(self.used + run["seconds"]) + 1
+            resource.prlimit(self.process, resource.RLIMIT_CPU, (limit, resource.prlimit(self.process, resource.RLIMIT_CPU)[1]))
+            self.feed(run["stdin"])
+            os.write(self.turn, b"1")
+        except (OSError, ValueError):  # it is gone, or has changed its limits or handles
+            return False
+        return True
+
+    def feed(self, text: str) -> None:
+        os.lseek(self.stdin, 0, os.SEEK_SET)  # the place in the file is the child's, too
+        os.ftruncate(self.stdin, 0)
+        left = memoryview(text.encode("utf-8", "replace"))
+        while left:
+            left = left[os.write(self.stdin, left) :]
+        os.lseek(self.stdin, 0, os.SEEK_SET)
+
+    def clock(self) -> float:
+        """Seconds of CPU that it has used so far."""
+        return time.clock_gettime(~self.process << 3 | PROCESS_CLOCK)
 
     def wait(self, seconds: float) -> str:
-        """Feed and listen until the child ends; how it ended: "", "timeout", "output_limit" or "sandbox_error"."""
-        poll = select.poll()
-        poll.register(0, 0)  # hangs up when the trainer is gone
-        for pipe in self.kept:
-            poll.register(pipe, select.POLLIN)
-        if self.handle is not None:
-            poll.register(self.handle, select.POLLIN)
-        if not os.read(self.ready, 1):  # what a program writes there comes too late
+        """Listen until the input is done; "" when the child ended, or "ready", "timeout", "output_limit", "sandbox_error"."""
+        if not self.is_confined:
             self.drain()
             return "sandbox_error"
         deadline = time.monotonic() + seconds
-        poll.register(self.stdin, select.POLLOUT)
         while True:
             left = deadline - time.monotonic()
             if left <= 0:
                 return "timeout"
-            events = dict(poll.poll(min(left, 60.0 if self.handle is not None else 0.01) * 1000))
+            events = dict(self.poll.poll(min(left, 60.0 if self.handle is not None else 0.01) * 1000))
             if events.get(0):
                 os._exit(1)  # then the worker ends, and with process 1 all others
-            self.feed(events.get(self.stdin, 0), poll)
             for pipe in self.kept:
                 if events.get(pipe) and not self.listen(pipe):
-                    poll.unregister(pipe)
+                    self.poll.unregister(pipe)
+            is_ready = self.ready in events and bool(os.read(self.ready, 1))
+            if self.ready in events and not is_ready:
+                self.poll.unregister(self.ready)
+            if is_ready or self.handle in events or (self.handle is None and self.is_over()):
+                self.drain()
+                if self.written <= self.most:
+                    return "ready" if is_ready else ""
             if self.written > self.most:
                 return "output_limit"
-            if self.handle in events or (self.handle is None and self.is_over()):
-                return "output_limit" if self.drain() > self.most else ""
-
-    def feed(self, event: int, poll: select.poll) -> None:
-        if not event:
-            return
-        try:
-            self.left = self.left[os.write(self.stdin, self.left[:CHUNK]) :] if self.left else self.left
-        except BlockingIOError:
-            return
-        except BrokenPipeError:
-            self.left = self.left[:0]
-        if not self.left:
-            poll.unregister(self.stdin)
-            os.close(self.stdin)
-            self.is_fed = True
 
     def listen(self, pipe: int) -> bool:
         """Read once; False at the end of the stream."""
@@ -270,22 +213,22 @@ class Watch:
             del self.kept[pipe][:-KEPT_STDERR]
         return bool(data)
 
-    def drain(self) -> int:
-        """What a child left in the pipes when it ended; how much it wrote in all."""
+    def drain(self) -> None:
+        """Take what a child left in the pipes before it said that it was done, or ended."""
         for pipe in self.kept:
             os.set_blocking(pipe, False)
             try:
                 while self.written <= self.most and self.listen(pipe):
                     pass
             except BlockingIOError:
-                pass  # only without isolation: another process holds the pipe
-        return self.written
+                pass  # all of it is read
+            os.set_blocking(pipe, True)
 
     def is_over(self) -> bool:
         return os.waitid(os.P_PID, self.process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def end(self, isolated: bool) -> tuple[int, float]:
-        """Kill what is left and tidy up; the exit code (negative: a signal) and the seconds of CPU."""
+        """Kill what is left and tidy up; the exit code (negative: a signal) and the seconds of CPU for the last input."""
         for kill in (os.kill,) if isolated else (os.killpg, os.kill):
             try:
                 kill(self.process, signal.SIGKILL)
@@ -293,54 +236,65 @@ class Watch:
                 if error.errno not in (errno.ESRCH, errno.EPERM):
                     raise
         _, status, usage = os.wait4(self.process, 0)
-        if not self.is_fed:
-            os.close(self.stdin)
-        for end in (self.stdout, self.stderr, self.ready, self.handle):
+        self.has_ended = True
+        for end in (self.stdin, self.stdout, self.stderr, self.turn, self.ready, self.handle):
             if end is not None:
                 os.close(end)
-        return os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
+        return os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime - self.used
+
+    def texts(self) -> tuple[str, str]:
+        stdout, stderr = (bytes(self.kept[pipe]).decode("utf-8", "replace") for pipe in (self.stdout, self.stderr))
+        return stdout, stderr
 
 
-def serve_program(settings: dict[str, Any]) -> None:
+def open_input() -> int:
+    """A file without a name, in memory where that is possible."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("stdin")
+    path = f"stdin-{os.getpid()}"  # in the folder of programs that are not isolated
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    os.unlink(path)
+    return handle
+
+
+def serve_program(isolated: bool, rules: bytes) -> None:
     """Run one program on one input after the other, until there are no more; never returns."""
     if libc is not None:
         call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if settings["isolated"]:
+    if isolated:
         call("unshare", NEW_MOUNTS)
+    child: Child | None = None
     is_first = True
     while True:
         run = json.loads(read(*struct.unpack("!I", read(4))))
+        start = time.monotonic()
+        is_dirty = isolated and not is_first and bool(os.listdir("/tmp"))
+        if child is not None and (not run or is_dirty or not child.again(run)):
+            child.end(isolated)
+            child = None
         if not run:
             os._exit(0)
-        if settings["isolated"] and (is_first or os.listdir("/tmp")):
+        if isolated and (is_first or is_dirty):
             fresh_tmp(run["disk"], is_first)
         is_first = False
-        write(serve(run | {"isolated": settings["isolated"]}))
+        if child is None:
+            child = Child(run | {"isolated": isolated}, rules)
+        reply = serve(child, run, isolated)
+        if child.has_ended:
+            child = None
+        write(reply | {"seconds": time.monotonic() - start})
 
 
-def fresh_tmp(size: int, is_first: bool) -> None:
-    """An empty /tmp for the next run, and the way there; only where the last one left something, for it takes a while."""
-    if not is_first:
-        os.chdir("/")
-        call("umount2", b"/tmp", MNT_DETACH)
-    mount("tmpfs", "/tmp", "tmpfs", NOSUID | NODEV | NOEXEC, f"size={size},nr_inodes=256,mode=1777")
-    os.chdir("/tmp")
-
-
-def serve(run: dict[str, Any]) -> dict[str, Any]:
-    """Run one program on one input; the reply."""
-    start = time.monotonic()
-    watch = Watch(run)
-    how = watch.wait(run["longest"])
-    code, cpu = watch.end(run["isolated"])
-    stdout, stderr = (bytes(watch.kept[pipe]).decode("utf-8", "replace") for pipe in (watch.stdout, watch.stderr))
-    status = how or verdict(code, cpu, stderr, run["seconds"])
-    return {
-        "status": status,
-        "stdout": stdout if status == "ok" else "",
-        "stderr": stderr,
-        "seconds": time.monotonic() - start,
-    }
+def serve(child: Child, run: dict[str, Any], isolated: bool) -> dict[str, Any]:
+    """What a child does with the input that it has just got; it is ended unless it is ready for another."""
+    how = child.wait(run["longest"])
+    if how == "ready" and child.clock() - child.used <= run["seconds"]:
+        status, stdout, stderr = "ok", *child.texts()
+    else:
+        code, cpu = child.end(isolated)
+        stdout, stderr = child.texts()
+        status = verdict(code, cpu, stderr, run["seconds"]) if how in ("", "ready") else how
+    return {"status": status, "stdout": stdout if status == "ok" else "", "stderr": stderr}
 
 
 def verdict(code: int, cpu: float, stderr: str, seconds: float) -> str:
@@ -374,7 +328,6 @@ def write(message: dict[str, Any]) -> None:
 
 def main() -> None:
     settings = json.loads(read(*struct.unpack("!I", read(4))))
-    FILTER.extend(bytes.fromhex(settings["filter"]))
     sys.path[:] = [path for path in sys.path if path not in ("", os.getcwd())]
     sys.argv[:] = ["program.py"]
     for name in PRELOADED:
@@ -389,9 +342,9 @@ def main() -> None:
     gc.freeze()  # children touch less memory
     write({"error": ""})
     while True:
-        child = os.fork()  # waits for the next program; what it reads and hears ends with it
+        child = fork()  # waits for the next program; what it reads and hears ends with it
         if child == 0:
-            serve_program(settings)
+            serve_program(settings["isolated"], bytes.fromhex(settings["filter"]))
         _, status = os.waitpid(child, 0)
         if status:
             os._exit(1)

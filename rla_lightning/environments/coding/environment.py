@@ -195,6 +195,9 @@ class CodingEnvironment(TestedEnvironment):
             problem = problem_of(task)
             given = known_solutions(problem)
             grades = self.grader.grades([(problem, solution.program, problem.tests) for solution in given])
+            for grade in grades:
+                if SANDBOX_ERROR in grade.checks:  # nothing is known about that program, so nothing is remembered
+                    raise SandboxFailedError(grade.complaint)
             kept = [s for s, grade in zip(given, grades, strict=True) if grade.is_correct == s.is_correct]
             self._solutions[task.id] = tuple(kept) if len({s.is_correct for s in kept}) == 2 else ()
         return self._solutions[task.id]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain
 
 READ = "map(int,input().split())"
@@ -107,8 +108,14 @@ class Pipeline:
             numbers = [MAPS[name].apply(x, k) for x in numbers]
         return list(numbers)
 
+    @cached_property
+    def values(self) -> tuple[int | None, ...]:
+        """What each digit is changed to; None where it is not kept."""
+        return tuple(self.changed([x])[0] if self.kept([x]) else None for x in DIGITS)
+
     def answer(self, numbers: Sequence[int]) -> int:
-        return REDUCTIONS[self.reduction][1](self.changed(self.kept(numbers)))
+        """What the program prints for a line of digits."""
+        return REDUCTIONS[self.reduction][1]([value for x in numbers if (value := self.values[x]) is not None])
 
     def stages(self, x: int) -> list[int]:
         """A number of the input and what becomes of it, map by map; the number alone where a filter drops it."""

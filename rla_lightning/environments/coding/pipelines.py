@@ -32,7 +32,7 @@ from rla_lightning.environments.coding.pipeline_programs import (
 )
 from rla_lightning.environments.coding.problems import LEVELS, Problem
 from rla_lightning.sandbox import SandboxSettings
-from rla_lightning.types import Direction, ExpertTest, Observation, Purpose, Solution, Split, Task, UnitTest
+from rla_lightning.types import ConfigError, Direction, ExpertTest, Observation, Purpose, Solution, Split, Task, UnitTest
 
 HIDDEN_TESTS = 6
 MOST_FILTERS, MOST_MAPS = 2, 2
@@ -42,8 +42,8 @@ FEWEST_WRONG, MOST_WRONG = 3, 5  # solutions of a problem
 PIPELINE = "pipeline"  # key of a task's spec
 STYLES = 12  # ways to word a problem
 RESERVED_SHAPES = 4  # one in so many combinations of operations is never trained on
-PLACES = 16  # among which what a pipeline does is spread; each held-out set has one
-HELD_OUT_TASKS: dict[Purpose, int] = {"validation": 64, "test": 192}  # of each split
+PLACES = 16  # among which what a pipeline does is spread
+HELD_OUT_TASKS: dict[Purpose, int] = {"validation": 48, "test": 96}  # of each split, no two of which do the same
 CANDIDATES = 60  # inputs that hidden tests are chosen from
 TRIES = 100  # draws of an example of a unit test, or of a problem of one size
 EXCHANGES = 0.3  # share of the edits that exchange an operation for another one
@@ -52,7 +52,8 @@ EXCHANGES = 0.3  # share of the edits that exchange an operation for another one
 Use = tuple[Purpose, Split]
 TRAINING: Use = ("train", "in_domain")
 HELD_OUT_PLACES: tuple[Use, ...] = (
-    ("test", "in_domain"), ("validation", "in_domain"), ("test", "out_of_distribution"), ("validation", "out_of_distribution")
+    ("test", "in_domain"), ("validation", "in_domain"),
+    *[("test", "out_of_distribution")] * 2, ("validation", "out_of_distribution"),  # few pipelines have a reserved shape
 )  # fmt: skip
 
 
@@ -65,24 +66,28 @@ class PipelineEnvironment(CodingEnvironment):
     Args:
         sandbox: how programs are held.
         longest_example: most numbers in the input of a unit test that the test writer is taught; the fewest are half of it.
+        example_draws: such an input is the best of 1 to so many random ones at telling mistakes from the pipeline.
     """
 
     name = "pipelines"
 
-    def __init__(self, sandbox: SandboxSettings = SandboxSettings(), longest_example: int = 4) -> None:
+    def __init__(self, sandbox: SandboxSettings = SandboxSettings(), longest_example: int = 4, example_draws: int = 8) -> None:
+        for name, value in (("longest_example", longest_example), ("example_draws", example_draws)):
+            if value < 1:
+                raise ConfigError(f"PipelineEnvironment.{name} must be at least 1, got {value}")
         super().__init__(sandbox=sandbox)
-        self.longest_example = longest_example
+        self.longest_example, self.example_draws = longest_example, example_draws
 
     def corpus(self, purpose: Purpose, split: Split) -> Sequence[Task]:
         """The held-out problems; those to train on are sampled without end."""
         if purpose == "train":
             return ()
         if (purpose, split) not in self._corpora:
-            tasks: dict[str, Task] = {}
+            tasks: dict[tuple[int, ...], Task] = {}
             for index in count():
                 rng = Random(f"{purpose}/{split}/{index}")
                 task = self._sample(rng, rng.random(), (purpose, split))
-                tasks.setdefault(task.id, task)
+                tasks.setdefault(_behaviour(_pipeline_of(task)), task)
                 if len(tasks) == HELD_OUT_TASKS[purpose]:
                     break
             self._corpora[purpose, split] = tuple(tasks.values())
@@ -144,14 +149,23 @@ class PipelineEnvironment(CodingEnvironment):
     def example_test(self, task: Task, rng: Random, is_right: bool) -> ExpertTest | None:
         """A wrong one says how to get to the output, and then gives that of a similar problem."""
         pipeline = _pipeline_of(task)
+        mistakes = tuple(pipeline.mistakes())
         for _ in range(TRIES):
-            numbers = _numbers(rng, self.longest_example, (self.longest_example + 1) // 2)
-            told = pipeline if is_right else rng.choice(tuple(pipeline.mistakes()))
+            numbers = self._telling(pipeline, mistakes, rng)
+            told = pipeline if is_right else rng.choice(mistakes)
             answer, stages = told.answer(numbers), [pipeline.stages(x) for x in numbers]
             has_words = all(0 <= number <= LARGEST for number in chain((answer,), *stages))
             if has_words and is_right == (answer == pipeline.answer(numbers)):
                 return ExpertTest(UnitTest(_line(numbers), f"{answer}\n"), pipeline.thought(numbers))
         return None
+
+    def _telling(self, pipeline: Pipeline, mistakes: Sequence[Pipeline], rng: Random) -> tuple[int, ...]:
+        """The input of some random ones that most mistakes get wrong; the first of equals."""
+        shortest = (self.longest_example + 1) // 2
+        drawn = [_numbers(rng, self.longest_example, shortest) for _ in range(rng.randint(1, self.example_draws))]
+        answers = [pipeline.answer(numbers) for numbers in drawn]
+        caught = [sum(m.answer(xs) != answer for m in mistakes) for xs, answer in zip(drawn, answers, strict=True)]
+        return drawn[caught.index(max(caught))]
 
     def _task(self, pipeline: Pipeline, style: int) -> Task | None:
         """The pipeline as a problem whose tests tell it from every mistake; None where there is little to tell."""
