@@ -136,6 +136,10 @@ class ClosedLoop(L.LightningModule):
             "(or freeze it: model.reward_model_optimizer null)",
         )
         require(
+            test_format is not None or not rollout.known_programs,
+            "rollout.known_programs rates unit tests, so it needs model.test_format",
+        )
+        require(
             test_format is None or judge_format is None,
             f"model.judge_format {type(judge_format).__name__} is of no use with model.test_format",
         )
@@ -209,7 +213,7 @@ class ClosedLoop(L.LightningModule):
 
     def _judge(self, groups: Sequence[RolloutGroup], key: str) -> list[RolloutGroup]:
         with failing_together():
-            mine = self.players.judge(share(groups), key, progress=self.progress)
+            mine = self.players.judge(share(groups), key, self.progress, with_solutions=self.rollout.known_programs)
         judged = unshare(mine)
         self.tokens_generated += sum(group.generated_tokens for group in judged)
         return judged

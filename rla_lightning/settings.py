@@ -30,6 +30,8 @@ class RolloutSettings:
         top_k: keep the k likeliest tokens, 0 switches it off.
         max_new_tokens: limit of one answer of the policy.
         max_judge_tokens: limit of one judgment.
+        known_programs: in training, rate unit tests by the known right and wrong programs of a task, too (those of its source),
+            so that the test writer also learns where the policy always succeeds or always fails; the paper does not.
         max_turns: limit of turns in training, on top of the environment's own.
         eval_max_turns: the same for evaluation.
         eval_samples: rollouts of each evaluation task; with more than one, their spread is reported too.
@@ -43,6 +45,7 @@ class RolloutSettings:
     top_k: int = 0
     max_new_tokens: int = 8
     max_judge_tokens: int = 8
+    known_programs: bool = False
     max_turns: int | None = None
     eval_max_turns: int | None = None
     eval_samples: int = 1

@@ -224,6 +224,14 @@ class WrittenTest:
 
 
 @dataclass(frozen=True)
+class CheckedSolution:
+    """A known program of a task, and what it makes of the unit tests that were written for it."""
+
+    is_correct: bool
+    passed: tuple[bool | None, ...]  # [m]; None where it was not run, or the test cannot be parsed
+
+
+@dataclass(frozen=True)
 class RolloutGroup:
     """All rollouts of one task in one iteration."""
 
@@ -231,6 +239,7 @@ class RolloutGroup:
     trajectories: tuple[Trajectory, ...]  # [G]
     judgments: tuple[tuple[tuple[Judgment, ...], ...], ...] = ()  # [G][K][m]; empty when not judged
     tests: tuple[WrittenTest, ...] = ()  # [m] where judgments are unit tests: judgment j of the last step is test j's
+    solutions: tuple[CheckedSolution, ...] = ()  # known programs that the tests are rated by, too
 
     @property
     def generated_tokens(self) -> int:

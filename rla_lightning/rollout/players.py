@@ -85,8 +85,13 @@ class Players:
             progress=progress,
         )
 
-    def judge(self, groups: Sequence[RolloutGroup], key: str, progress: Progress | None = None) -> list[RolloutGroup]:
-        """Add `num_judgments` votes of the reward model to every step, or as many unit tests to every task."""
+    def judge(
+        self, groups: Sequence[RolloutGroup], key: str, progress: Progress | None = None, with_solutions: bool = False
+    ) -> list[RolloutGroup]:
+        """Add `num_judgments` votes of the reward model to every step, or as many unit tests to every task.
+
+        With solutions, unit tests are rated by the known programs of the task, too.
+        """
         if self.formats.test is not None:
             assert isinstance(self.environment, TestedEnvironment)
             return judge_by_tests(
@@ -99,6 +104,7 @@ class Players:
                 params=self.settings.judge_sampling,
                 key=f"{key}/judge",
                 context_length=self.reward_model.context_length,
+                with_solutions=with_solutions,
                 progress=progress,
             )
         return judge(

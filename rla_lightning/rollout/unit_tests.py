@@ -16,7 +16,17 @@ from rla_lightning.environments.base import TestedEnvironment
 from rla_lightning.rollout.collect import Progress
 from rla_lightning.rollout.formats_code import UnitTestFormat
 from rla_lightning.rollout.sampler import Sampler
-from rla_lightning.types import CheckRequest, Judgment, RolloutGroup, SamplingParams, Trajectory, WrittenTest
+from rla_lightning.types import (
+    CheckedSolution,
+    CheckRequest,
+    Judgment,
+    RolloutGroup,
+    SamplingParams,
+    Solution,
+    Task,
+    Trajectory,
+    WrittenTest,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -32,10 +42,13 @@ def judge_by_tests(
     params: SamplingParams,
     key: str,
     context_length: int | None = None,
+    with_solutions: bool = False,
     progress: Progress | None = None,
 ) -> list[RolloutGroup]:
     """The groups with m unit tests each, and what every program makes of them as judgments of its step.
 
+    With solutions, the tests are also run on what the environment knows about the task: right and wrong programs, which rate
+    the tests where the policy's programs are all right or all wrong.
     A task whose prompt leaves no room for an answer in `context_length` gets no tests, and its programs no judgments.
     """
     prompts: dict[int, tuple[int, ...]] = {}
@@ -55,7 +68,8 @@ def judge_by_tests(
         for i, completions in zip(prompts, answers, strict=True)
     }
     report("running tests", len(prompts) // 2)
-    judged = _judged(groups, written, environment)
+    solutions = {i: _solutions(environment, groups[i].task) if with_solutions else () for i in written}
+    judged = _judged(groups, written, solutions, environment)
     report("running tests", len(prompts))
     return judged
 
@@ -65,7 +79,7 @@ def test_results(group: RolloutGroup) -> tuple[np.ndarray, list[bool]]:
 
     Returns:
         [m, P] 1.0 passed, 0.0 failed, NaN not run or unreadable; [P] whether each program is correct. Rollouts without a
-        program are left out: they would be easy to reject.
+        program are left out: they would be easy to reject. Known programs come last.
     """
     readable = [g for g in group.valid_indices if _program(group.trajectories[g]) is not None]
     passed = np.full((len(group.tests), len(readable)), np.nan)
@@ -73,16 +87,22 @@ def test_results(group: RolloutGroup) -> tuple[np.ndarray, list[bool]]:
         for row, judgment in enumerate(group.judgments[g][-1]):
             if judgment.score is not None:
                 passed[row, column] = float(judgment.score > 0)
-    return passed, [group.trajectories[g].is_won for g in readable]
+    known = [[np.nan if check is None else float(check) for check in solution.passed] for solution in group.solutions]
+    is_correct = [group.trajectories[g].is_won for g in readable] + [solution.is_correct for solution in group.solutions]
+    return np.column_stack([passed, *known]), is_correct
 
 
 test_results.__test__ = False  # type: ignore[attr-defined]  # not a test of pytest's
 
 
 def _judged(
-    groups: Sequence[RolloutGroup], written: dict[int, tuple[WrittenTest, ...]], environment: TestedEnvironment
+    groups: Sequence[RolloutGroup],
+    written: dict[int, tuple[WrittenTest, ...]],
+    solutions: dict[int, Sequence[Solution]],
+    environment: TestedEnvironment,
 ) -> list[RolloutGroup]:
-    programs = {i: tuple(dict.fromkeys(p for t in groups[i].valid_trajectories if (p := _program(t)))) for i in written}
+    own = {i: [program for t in groups[i].valid_trajectories if (program := _program(t))] for i in written}
+    programs = {i: tuple(dict.fromkeys([*own[i], *(s.program for s in solutions[i])])) for i in written}
     readable = {i: [row.test for row in written[i] if row.test is not None] for i in written}
     requests = [CheckRequest(groups[i].task, programs[i], tuple(readable[i])) for i in written]
     passes = dict(zip(written, environment.check_programs(requests), strict=True))
@@ -93,7 +113,11 @@ def _judged(
         verdicts = [dict(zip(programs[i], next(rows), strict=True)) if test.test is not None else None for test in tests]
         judgments = tuple(_judgments(group.trajectories[g], g in group.valid_indices, tests, verdicts)
                           for g in range(len(group.trajectories)))  # fmt: skip
-        judged.append(replace(group, judgments=judgments, tests=tests))
+        checked = tuple(
+            CheckedSolution(s.is_correct, tuple(None if verdict is None else verdict[s.program] for verdict in verdicts))
+            for s in solutions.get(i, ())
+        )
+        judged.append(replace(group, judgments=judgments, tests=tests, solutions=checked))
     return judged
 
 
@@ -121,6 +145,14 @@ def _score(program: str | None, verdict: dict[str, bool | None] | None) -> int |
         return None
     passed = verdict[program] if program is not None else False  # what is no program passes no test
     return None if passed is None else 1 if passed else -1
+
+
+def _solutions(environment: TestedEnvironment, task: Task) -> Sequence[Solution]:
+    try:
+        return environment.solutions(task)
+    except Exception as error:  # of somebody's environment: its tests are rated by the policy's programs alone
+        logger.warning("task %s: no known programs: %s: %s", task.id, type(error).__name__, error)
+        return ()
 
 
 def _program(trajectory: Trajectory) -> str | None:

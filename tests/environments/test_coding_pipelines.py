@@ -13,7 +13,7 @@ from rla_lightning.environments.coding.environment import problem_of
 from rla_lightning.environments.coding.pipeline_programs import Pipeline, vocabulary
 from rla_lightning.environments.coding.pipelines import PipelineEnvironment
 from rla_lightning.sandbox import SandboxSettings
-from rla_lightning.types import CheckRequest, Direction, Purpose, Split, Task, Transition, UnitTest
+from rla_lightning.types import CheckRequest, ConfigError, Direction, Purpose, Split, Task, Transition, UnitTest
 
 SPLITS: tuple[Split, ...] = ("in_domain", "out_of_distribution")
 HELD_OUT: tuple[tuple[Purpose, Split], ...] = tuple((purpose, split) for purpose in ("validation", "test") for split in SPLITS)  # type: ignore[misc]
@@ -254,7 +254,9 @@ def test_evaluation_problems_are_the_same_in_every_environment(pipelines: Pipeli
     for purpose, split in HELD_OUT:
         tasks = pipelines.corpus(purpose, split)
         assert tasks == other.corpus(purpose, split)
-        assert len({task.id for task in tasks}) == len(tasks) == {"validation": 64, "test": 192}[purpose]
+        assert len({task.id for task in tasks}) == len(tasks) == {"validation": 48, "test": 96}[purpose]
+        behaviours = {tuple(pipeline_of(task).answer(line) for line in LINES) for task in tasks}
+        assert len(behaviours) > len(tasks) - 3  # as good as all different, also on lines that they were not chosen by
         assert {task.kind for task in tasks} >= {"medium", "hard"}
         assert all(task.id == task.root_id for task in tasks)
     assert {task.kind for split in SPLITS for task in pipelines.corpus("test", split)} == {"easy", "medium", "hard"}
@@ -364,3 +366,35 @@ def test_the_thought_of_an_example_is_that_of_its_input(pipelines: PipelineEnvir
         assert example.test.stdout == f"{sum(x * x for x in numbers if x % 2 == 0)}\n"
         seen.add(example.test)
     assert len(seen) > 10
+
+
+def test_inputs_of_examples_are_chosen_to_tell_mistakes_apart(pipelines: PipelineEnvironment, everything: list[Task]) -> None:
+    def caught(task: Task, draws: int) -> float:
+        """The share of the task's mistakes that a taught test tells from it."""
+        environment = PipelineEnvironment(example_draws=draws)
+        example = environment.example_test(task, Random(task.id), is_right=True)
+        assert example is not None
+        numbers = [int(word) for word in example.test.stdin.split()]
+        pipeline = pipeline_of(task)
+        mistakes = list(pipeline.mistakes())
+        return sum(mistake.answer(numbers) != pipeline.answer(numbers) for mistake in mistakes) / len(mistakes)
+
+    means = [sum(caught(task, draws) for task in everything) / len(everything) for draws in (1, 4, 100)]
+    assert means[0] + 0.05 < means[1] < means[2] - 0.05
+
+
+def test_the_input_that_catches_most_is_taken(pipelines: PipelineEnvironment) -> None:
+    mistakes = (replace(SQUARES, filters=()), replace(SQUARES, maps=()))  # keeps odd numbers too; does not square
+    for seed in range(30):
+        environment = PipelineEnvironment(example_draws=30)
+        numbers = environment._telling(SQUARES, mistakes, Random(seed))
+        drawn = Random(seed).randint(1, 30)
+        if drawn > 20:  # then an odd number, and an even one that squaring changes, are among them
+            assert any(x % 2 for x in numbers), numbers
+            assert any(x in (2, 4, 6, 8) for x in numbers), numbers
+
+
+@pytest.mark.parametrize("name", ["longest_example", "example_draws"])
+def test_settings_of_examples_are_checked(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"PipelineEnvironment.{name} must be at least 1, got 0"):
+        PipelineEnvironment(**{name: 0})

@@ -5,18 +5,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rla_lightning.algorithm.unit_tests import unit_test_rewards
 from rla_lightning.environments.base import Episode, TestedEnvironment
 from rla_lightning.rollout.formats_code import CompactTestFormat
 from rla_lightning.rollout.unit_tests import judge_by_tests, test_results
 from rla_lightning.types import (
     LOST,
     WON,
+    CheckedSolution,
     CheckRequest,
     Completion,
     Judgment,
     Observation,
     RolloutGroup,
     SamplingParams,
+    Solution,
     Step,
     Task,
     Trajectory,
@@ -255,3 +258,59 @@ def test_the_results_of_rollouts_without_any_program(judge):
     passed, is_correct = test_results(judged)
     assert passed.shape == (3, 0)
     assert is_correct == []
+
+
+# Known programs
+
+
+class KnownAdders(Adders):
+    def solutions(self, task: Task) -> tuple[Solution, ...]:
+        return (Solution("right", True), Solution("wrong", False), Solution("broken", False))
+
+
+def test_known_programs_rate_tests_where_the_policys_are_all_wrong(judge):
+    """As in the first table above, but the policy has no right program, so that alone they would say nothing."""
+    environment = KnownAdders()
+    group = adder((LOST, "lucky"), (LOST, "wrong"))
+    writer = ScriptedWriter(add=("1 2 : = 3", "1 2 = 3", "1 2 : = 4", "1 0 : = 1"))
+    (judged,) = judge([group], writer, environment, m=4, with_solutions=True)
+    assert [asked.programs for asked in environment.requests] == [("lucky", "wrong", "right", "broken")]  # each once
+    assert judged.solutions == (
+        CheckedSolution(True, (True, None, False, True)),
+        CheckedSolution(False, (False, None, False, True)),
+        CheckedSolution(False, (None, None, None, None)),
+    )
+    passed, is_correct = test_results(judged)
+    nan = np.nan  # columns lucky, wrong, then the known ones
+    np.testing.assert_array_equal(
+        passed,
+        [
+            [0.0, 0.0, 1.0, 0.0, nan],
+            [nan, nan, nan, nan, nan],
+            [1.0, 0.0, 0.0, 0.0, nan],
+            [0.0, 1.0, 1.0, 1.0, nan],
+        ],
+    )
+    assert is_correct == [False, False, True, False, False]
+    # p_c 1, 0, 1 of the readable tests; p_d 1, 2/3, 1/3
+    np.testing.assert_allclose(unit_test_rewards(passed, is_correct), [1.0, nan, -1 / 3, 1 / 3])
+    assert scores(judged) == scores(judge([group], writer, m=4)[0])  # what the policy is told stays the same
+
+
+def test_known_programs_are_not_asked_for_unless_wanted(judge):
+    environment = KnownAdders()
+    (judged,) = judge([adder((LOST, "lucky"))], ScriptedWriter(add=ANSWERS), environment)
+    assert judged.solutions == ()
+    assert [asked.programs for asked in environment.requests] == [("lucky",)]
+
+
+def test_an_environment_that_fails_to_tell_them_costs_a_warning(judge, caplog):
+    class Forgetful(Adders):
+        def solutions(self, task: Task) -> tuple[Solution, ...]:
+            raise OSError("no table")
+
+    with caplog.at_level(logging.WARNING):
+        (judged,) = judge([adder((LOST, "lucky"))], ScriptedWriter(add=ANSWERS), Forgetful(), with_solutions=True)
+    assert judged.solutions == ()
+    assert len(judged.judgments[0][0]) == 3
+    assert "task add: no known programs: OSError: no table" in caplog.text
