@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import lightning as L
+import torch
 from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -109,6 +110,8 @@ class RlaCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         _check_trainer(self.config[self.subcommand].trainer)
+        if "TORCHELASTIC_RUN_ID" not in os.environ:  # torchrun has said it
+            os.environ["LOCAL_WORLD_SIZE"] = str(_processes(self.config[self.subcommand].trainer))
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """The trainer, with a new run folder; `trainer.logger` adds to our loggers, false switches them off."""
@@ -266,6 +269,20 @@ def _keep_freed_memory() -> None:
         return  # another C library
     mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
     mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD
+
+
+def _processes(trainer: Namespace) -> int:
+    """How many processes Lightning starts on this machine; what they share, such as its CPUs, is divided by them."""
+    devices = trainer.devices
+    if isinstance(devices, str) and devices.lstrip("-").isdigit():
+        devices = int(devices)
+    if isinstance(devices, str) and devices != "auto":
+        devices = devices.strip(",").split(",")
+    if isinstance(devices, list):
+        return len(devices)
+    if isinstance(devices, int) and devices > 0:
+        return devices
+    return max(1, torch.cuda.device_count()) if trainer.accelerator in ("auto", "gpu", "cuda") else 1
 
 
 def _check_trainer(trainer: Namespace) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import lightning as L
 from torch.utils.data import DataLoader
 
-from rla_lightning.curriculum.adapters import Predict, TaskAdapter
+from rla_lightning.curriculum.adapters import Predict, ProposingAdapter, TaskAdapter
 from rla_lightning.curriculum.pool import TaskPool
 from rla_lightning.curriculum.selection import choose_from_corpus
 from rla_lightning.environments.base import Environment
@@ -68,6 +68,8 @@ class EnvironmentDataModule(L.LightningDataModule):
                 value is None or value >= 1, f"data.{name} must be at least 1, got {value}: an empty task set evaluates nothing"
             )
         require(max_rerolls >= 0, f"data.max_rerolls must not be negative, got {max_rerolls}")
+        if isinstance(adapter, ProposingAdapter):
+            adapter.check(environment)
         self.environment = environment
         self.adapter = adapter
         self.tasks_per_iteration = tasks_per_iteration

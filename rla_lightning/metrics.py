@@ -156,10 +156,13 @@ class JudgeMetrics(Metric):
     def update(self, groups: Sequence[RolloutGroup]) -> None:
         counts: Counter[str] = Counter()
         means: dict[bool, list[float]] = {True: [], False: []}
-        for trajectory, step, judgments in _judged_steps(groups):
+        for group in groups:  # a unit test that could not be run was parsed all the same
+            counts.update(votes=len(group.tests), parsed=sum(test.test is not None for test in group.tests))
+        for trajectory, step, judgments, is_test in _judged_steps(groups):
             votes = [judgment.score for judgment in judgments if judgment.score is not None]
             plus, minus = votes.count(1), votes.count(-1)
-            counts.update(votes=len(judgments), parsed=len(votes))
+            if not is_test:
+                counts.update(votes=len(judgments), parsed=len(votes))
             if trajectory.is_won:
                 counts.update(won_votes=len(votes), won_plus=plus)
             else:
@@ -266,14 +269,15 @@ def area_under_roc(positive: Tensor, negative: Tensor) -> Tensor:
     return (below + below_or_equal).sum() / (2 * len(positive) * len(negative))
 
 
-def _judged_steps(groups: Sequence[RolloutGroup]) -> Iterator[tuple[Trajectory, Step, tuple[Judgment, ...]]]:
+def _judged_steps(groups: Sequence[RolloutGroup]) -> Iterator[tuple[Trajectory, Step, tuple[Judgment, ...], bool]]:
+    """Steps with their judgments, and whether those are unit tests."""
     for group in groups:
         if not group.judgments:
             continue
         for trajectory, judged in zip(group.trajectories, group.judgments, strict=True):
             if trajectory.stop_reason != "ENV_ERROR":
                 for step, judgments in zip(trajectory.steps, judged, strict=True):
-                    yield trajectory, step, judgments
+                    yield trajectory, step, judgments, bool(group.tests)
 
 
 def _add_counts(metric: Metric, names: Sequence[str]) -> None:

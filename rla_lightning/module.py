@@ -131,6 +131,11 @@ class ClosedLoop(L.LightningModule):
             f"model.test_format needs an environment whose actions are programs, not {type(environment).__name__}",
         )
         require(
+            test_format is not None or not isinstance(environment, TestedEnvironment),
+            f"{type(environment).__name__} tells its verdict with the first observation, so there is nothing left to vote on: "
+            "set model.test_format",
+        )
+        require(
             reward_model_optimizer is None or rollout.num_judgments >= 2,
             "rollout.num_judgments is 1, but votes are compared with each other: train the reward model on at least 2 "
             "(or freeze it: model.reward_model_optimizer null)",

@@ -177,13 +177,13 @@ def judge_samples(
     """One sample per vote, or per written unit test, with a non-zero advantage (the paper's consistency feedback).
 
     What cannot be parsed takes no part in the normalisation: its advantage is the parse penalty. Unit tests are compared with
-    each other within their task and need no balancing.
+    each other within their task and need no balancing; rated by known programs, they teach at any success rate.
     """
     steps: list[_JudgedStep] = []
     unparsed: list[TaskSample] = []
     written: list[TaskSample] = []
     for group, credit in zip(groups, credits, strict=True):
-        if not _is_trained_on(group, settings):
+        if not group.solutions and not _is_trained_on(group, settings):
             continue
         if group.tests:
             written += _test_samples(group, reward_settings.parse_penalty)

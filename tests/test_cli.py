@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from jsonargparse import Namespace
+
+from rla_lightning import cli
 
 ENVIRONMENTS = """
 from corridor import CorridorEnvironment
@@ -289,3 +292,13 @@ def test_more_loggers_join_ours(rla: Rla, options: list[str], tmp_path: Path) ->
     assert rla("fit", *options, "--config", tmp_path / "more.yaml").code == 0
     assert (tmp_path / "runs" / "default" / "version_0" / "metrics.csv").is_file()
     assert len(list((tmp_path / "more").rglob("metrics.csv"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("devices", "accelerator", "expected"),
+    [(1, "cpu", 1), (3, "cpu", 3), ("2", "gpu", 2), ([0, 2], "gpu", 2), ("0,3,", "gpu", 2), ("auto", "cpu", 1), (-1, "auto", 4),
+     ("auto", "gpu", 4), ("-1", "cuda", 4)],
+)  # fmt: skip
+def test_processes_on_this_machine(devices, accelerator, expected, monkeypatch):
+    monkeypatch.setattr(cli.torch.cuda, "device_count", lambda: 4)
+    assert cli._processes(Namespace(devices=devices, accelerator=accelerator)) == expected

@@ -153,6 +153,20 @@ def test_unit_tests_need_programs(rla: Rla, workspace: Path, tmp_path: Path) -> 
     assert not (tmp_path / "runs").exists()
 
 
+def test_known_programs_need_unit_tests(rla: Rla, workspace: Path, tmp_path: Path) -> None:
+    place = ["--config", workspace / "run.yaml", "--runs", tmp_path / "runs"]
+    message = rla("fit", *place, "--model.rollout.known_programs", "true").message
+    assert message.endswith("rollout.known_programs rates unit tests, so it needs model.test_format")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_programs_are_not_voted_on(rla: Rla, small: Path, tmp_path: Path) -> None:
+    message = rla("fit", "--config", small, "--runs", tmp_path / "runs", "--model.test_format", "null").message
+    assert "PipelineEnvironment tells its verdict with the first observation" in message
+    assert message.endswith("set model.test_format")
+    assert not (tmp_path / "runs").exists()
+
+
 def test_votes_and_unit_tests_exclude_each_other(rla: Rla, small: Path, tmp_path: Path) -> None:
     votes = ["--model.judge_format", "rla_lightning.rollout.formats.CompactJudgeFormat"]
     message = rla("fit", "--config", small, "--runs", tmp_path / "runs", *votes).message

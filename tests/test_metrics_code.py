@@ -134,13 +134,13 @@ def test_unreadable_tests_count_as_failures() -> None:
     assert values == {"ut": 0.25, "detect": 0.25, "discrimination": 1.0, "readable_rate": 0.25}
 
 
-def test_a_wrong_program_that_could_not_be_run_does_not_spoil_the_mean() -> None:
-    # test 1 of the second task is right, but nothing tells what it rejects
+def test_a_program_that_was_not_run_on_every_test_does_not_spoil_the_mean() -> None:
+    # nothing is known for sure about the wrong program of the second task: both tests are right there, neither is opposed
     values = unit_tests(
         group("", "r", program(WON, "+"), program(LOST, "+"), program(LOST, "-")),
         group("", "rr", program(WON, "++"), program(LOST, "?-")),
     )
-    assert values == pytest.approx({"ut": 1.0, "detect": 1 / 3, "discrimination": (1 / 2 + 1) / 2, "readable_rate": 1.0})
+    assert values == pytest.approx({"ut": 1.0, "detect": 0.0, "discrimination": 1 / 2, "readable_rate": 1.0})
 
 
 def test_pairs_that_were_not_run_are_left_out() -> None:

@@ -10,6 +10,7 @@ from rla_lightning.settings import RewardSettings, UpdateSettings
 from rla_lightning.types import (
     LOST,
     WON,
+    CheckedSolution,
     Completion,
     Judgment,
     Observation,
@@ -399,6 +400,16 @@ def test_what_is_set_for_votes_changes_nothing_for_unit_tests(reward):
 def test_unit_tests_outside_the_band_of_success_rates_teach_nothing(low, high, is_used):
     samples = judge(with_tests(*TESTED), update=UpdateSettings(success_low=low, success_high=high))  # the rate is .5
     assert len(samples) == (4 if is_used else 0)
+
+
+def test_known_programs_teach_where_the_policy_always_fails_or_succeeds():
+    # task t: no program of the policy passes; a known right one passes test 0 and a known wrong one fails it: 1 against 0
+    group = replace(
+        with_tests((LOST, "-+")), solutions=(CheckedSolution(True, (True, True)), CheckedSolution(False, (False, True)))
+    )
+    for low, high in ((0.0, 1.0), (0.2, 0.8)):
+        samples = judge(group, update=UpdateSettings(success_low=low, success_high=high))
+        assert advantages_of(samples) == {(60, 1): 1.0, (61, 1): -1.0}
 
 
 def test_a_unit_test_is_compared_with_those_of_its_task():

@@ -104,6 +104,10 @@ class ProposingAdapter(ABC):
         self.asks_critic = asks_critic
 
     @abstractmethod
+    def check(self, environment: Environment) -> None:
+        """Raise ConfigError for an environment whose tasks cannot be rewritten like this."""
+
+    @abstractmethod
     def _candidates(
         self, environment: Environment, pool: TaskPool, requests: Sequence[Request], key: str
     ) -> list[tuple[Task, ...]]:
@@ -208,15 +212,12 @@ class ParametricAdapter(ProposingAdapter):
             raise ConfigError(f"ranking must be 'critic' or 'random', got '{ranking}'")
         self.candidates = candidates
 
-    def adapt(
-        self, environment: Environment, pool: TaskPool, feedback: Sequence[TaskFeedback], predict: Predict, key: str
-    ) -> None:
+    def check(self, environment: Environment) -> None:
         if type(environment).vary is Environment.vary:
             raise ConfigError(
                 f"environment '{environment.name}' has no vary, so its tasks have no variants: use "
                 "rla_lightning.curriculum.rewriter.RewriterAdapter, or no adapter"
             )
-        super().adapt(environment, pool, feedback, predict, key)
 
     def _candidates(
         self, environment: Environment, pool: TaskPool, requests: Sequence[Request], key: str

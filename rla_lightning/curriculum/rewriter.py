@@ -114,14 +114,18 @@ class RewriterAdapter(ProposingAdapter):
     def statistics(self) -> dict[str, float]:
         return {f"rewrite_{name}": float(self._counts[name]) for name in COUNTED}
 
-    def adapt(
-        self, environment: Environment, pool: TaskPool, feedback: Sequence[TaskFeedback], predict: Predict, key: str
-    ) -> None:
+    def check(self, environment: Environment) -> None:
         if type(environment).rewrite_prompt is Environment.rewrite_prompt:
             raise ConfigError(
                 f"environment '{environment.name}' has no rewrite_prompt, so a language model cannot rewrite its tasks: "
                 "use rla_lightning.curriculum.adapters.ParametricAdapter"
             )
+        if self.parametric_fallback and type(environment).vary is Environment.vary:
+            raise ConfigError(f"environment '{environment.name}' has no vary to fall back on: set parametric_fallback to false")
+
+    def adapt(
+        self, environment: Environment, pool: TaskPool, feedback: Sequence[TaskFeedback], predict: Predict, key: str
+    ) -> None:
         self._counts.clear()
         super().adapt(environment, pool, feedback, predict, key)
 

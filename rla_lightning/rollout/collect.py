@@ -85,7 +85,7 @@ def collect(
     how tasks are spread over processes (and tasks with equal ids get equal rollouts). Reaching `max_turns`
     or the episode's own limit is a loss. An exception of the environment ends one trajectory with
     ENV_ERROR. A later prompt that leaves no room for an answer in `context_length` ends its trajectory with
-    TRUNCATED, a loss; a first prompt raises ConfigError. Of what the critic has no room for, the oldest is left out.
+    TRUNCATED, a loss; a first prompt ends it with ENV_ERROR. Of what the critic has no room for, the oldest is left out.
     """
     if group_size < 1 or (max_turns is not None and max_turns < 1):
         raise ConfigError(f"group_size and max_turns must be at least 1, got {group_size} and {max_turns}")
@@ -225,10 +225,12 @@ def _ask(
             prompts.append(prompt)
         elif live.steps:
             live.outcome, live.stop_reason = LOST, "TRUNCATED"
-        else:
-            raise ConfigError(
-                f"the prompt of task {live.task.id} has {len(prompt)} tokens; with max_new_tokens = "
-                f"{params.max_new_tokens} it exceeds the context of {context_length}"
+        else:  # such as a rewrite; other tasks are looked at before a run starts
+            live.fail(
+                ConfigError(
+                    f"the prompt of task {live.task.id} has {len(prompt)} tokens; with max_new_tokens = "
+                    f"{params.max_new_tokens} it exceeds the context of {context_length}"
+                )
             )
     return asked, prompts
 

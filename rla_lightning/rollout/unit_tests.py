@@ -69,6 +69,8 @@ def judge_by_tests(
     }
     report("running tests", len(prompts) // 2)
     solutions = {i: _solutions(environment, groups[i].task) if with_solutions else () for i in written}
+    if with_solutions and written and not any(solutions.values()):
+        logger.warning("known_programs has no effect: %s knows no right and wrong programs of its tasks", environment.name)
     judged = _judged(groups, written, solutions, environment)
     report("running tests", len(prompts))
     return judged
@@ -77,19 +79,27 @@ def judge_by_tests(
 def test_results(group: RolloutGroup) -> tuple[np.ndarray, list[bool]]:
     """What the programs of a group make of its tests, as `algorithm.unit_tests` takes it.
 
+    Left out are rollouts without a program, which would be easy to reject, and programs that were not run on every test that
+    can be read (they timed out too often, or the sandbox failed): what is known about them depends on the order of the tests.
+
     Returns:
-        [m, P] 1.0 passed, 0.0 failed, NaN not run or unreadable; [P] whether each program is correct. Rollouts without a
-        program are left out: they would be easy to reject. Known programs come last.
+        [m, P] 1.0 passed, 0.0 failed, NaN unreadable; [P] whether each program is correct. Known programs come last.
     """
-    readable = [g for g in group.valid_indices if _program(group.trajectories[g]) is not None]
-    passed = np.full((len(group.tests), len(readable)), np.nan)
-    for column, g in enumerate(readable):
-        for row, judgment in enumerate(group.judgments[g][-1]):
-            if judgment.score is not None:
-                passed[row, column] = float(judgment.score > 0)
-    known = [[np.nan if check is None else float(check) for check in solution.passed] for solution in group.solutions]
-    is_correct = [group.trajectories[g].is_won for g in readable] + [solution.is_correct for solution in group.solutions]
-    return np.column_stack([passed, *known]), is_correct
+    columns: list[list[float]] = []
+    is_correct: list[bool] = []
+    for g in group.valid_indices:
+        trajectory = group.trajectories[g]
+        if _program(trajectory) is not None:
+            scores = [judgment.score for judgment in group.judgments[g][-1]]
+            columns.append([np.nan if score is None else float(score > 0) for score in scores])
+            is_correct.append(trajectory.is_won)
+    for solution in group.solutions:
+        columns.append([np.nan if check is None else float(check) for check in solution.passed])
+        is_correct.append(solution.is_correct)
+    table = np.array(columns, dtype=np.float64).reshape(len(columns), len(group.tests)).T
+    can_be_read = np.array([test.test is not None for test in group.tests], dtype=bool)
+    was_run = ~np.isnan(table[can_be_read]).any(axis=0)
+    return table[:, was_run], [is_right for is_right, ran in zip(is_correct, was_run, strict=True) if ran]
 
 
 test_results.__test__ = False  # type: ignore[attr-defined]  # not a test of pytest's

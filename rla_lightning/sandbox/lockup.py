@@ -23,7 +23,7 @@ RDONLY, NOSUID, NODEV, NOEXEC, REMOUNT, BIND, REC, PRIVATE = 1, 2, 4, 8, 32, 409
 RELATIME, NOATIME, NODIRATIME = 1 << 21, 1024, 2048
 KEPT_FLAGS = {2: NOSUID, 4: NODEV, 8: NOEXEC, 1024: NOATIME, 2048: NODIRATIME, 4096: RELATIME}  # statvfs: mount
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 24, 38
-CPU_LIMIT = 24 * 3600  # seconds for all inputs of a program; each input has a lower one
+CPU_LIMIT = 3600  # seconds for all inputs of a program that stays; the worker keeps that of each
 
 libc: Any = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
@@ -116,7 +116,7 @@ def confine(run: dict[str, Any], rules: bytes) -> None:
         run: its limits.
         rules: the filter of system calls; unused without isolation.
     """
-    lower(resource.RLIMIT_CPU, int(run["seconds"]) + 1, CPU_LIMIT if run["stays"] else int(run["seconds"]) + 1)
+    lower(resource.RLIMIT_CPU, CPU_LIMIT if run["stays"] else int(run["seconds"]) + 1)
     lower(resource.RLIMIT_AS, run["memory"])
     lower(resource.RLIMIT_FSIZE, run["disk"])
     lower(resource.RLIMIT_CORE, 0)
@@ -139,9 +139,8 @@ def confine(run: dict[str, Any], rules: bytes) -> None:
     call("prctl", PR_SET_SECCOMP, 2, ctypes.c_char_p(header), 0, 0)
 
 
-def lower(limit: int, soft: int, hard: int | None = None) -> None:
-    """Set a limit of this process, and how far it may be raised again; never above what was there."""
-    highest = resource.getrlimit(limit)[1]
-    wanted = soft if hard is None else hard
-    new = wanted if highest == resource.RLIM_INFINITY else min(wanted, highest)
-    resource.setrlimit(limit, (min(soft, new), new))
+def lower(limit: int, value: int) -> None:
+    """Set a limit of this process for good."""
+    hard = resource.getrlimit(limit)[1]
+    lowered = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(limit, (lowered, lowered))

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import platform
-import re
 import select
 import struct
 import subprocess
@@ -44,11 +43,6 @@ START = 30.0  # seconds that a worker may take to start
 INTERPRETER_MB = 64  # address space of the bare interpreter, on top of a program's memory
 DISK_MB = 16  # of the private /tmp
 SYSTEM_PYTHON = "/usr/bin/python3"
-LEAVES_TRACES = re.compile(  # what a program could change for its next input; where one of these words is, each has a process
-    r"\b(?:os|posix|signal|builtins|gc|atexit|threading|_thread|asyncio|concurrent|multiprocessing|ctypes|resource|importlib"
-    r"|modules|path|settrace|setprofile|excepthook|displayhook|[gs]etcontext|localcontext|setattr|open|globals"
-    r"|__(?:builtins|import|dict|globals|subclasses|class|stdout|stdin)__)\b"
-)
 OPT_IN = "set isolation to none (--data.environment.init_args.sandbox.isolation none) to run model-written programs without it"
 
 
@@ -65,10 +59,10 @@ class SandboxSettings:
         memory_mb: of one program.
         output_kb: most that one program may write to stdout and stderr.
         python: interpreter of the programs; null: /usr/bin/python3 where there is one, else the running one.
-        first_uid: under root, worker i runs as user first_uid + i.
+        first_uid: under root, worker i runs as user first_uid + i, counted over the processes of a distributed run.
         max_timeouts: after so many timeouts a program's remaining inputs are not run.
-        reuse: a program that ended well on one input, and names nothing that could leave traces, gets the next one in the same
-            process; otherwise each input has a process of its own. Results are the same.
+        reuse: a program that ended well on one input, and does nothing that leaves traces, gets the next one in the same
+            process; false gives each input a process of its own.
     """
 
     isolation: Literal["namespaces", "none"] = "namespaces"
@@ -143,7 +137,8 @@ class Sandbox:
             logger.warning("isolation is none: model-written programs can read and change whatever this user can")
         processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # of a distributed run, on this machine
         number = self.settings.workers or max(1, len(os.sched_getaffinity(0)) // processes)
-        self._workers = [_Worker(self.settings, slot) for slot in range(number)]
+        first = int(os.environ.get("LOCAL_RANK", "0")) * number
+        self._workers = [_Worker(self.settings, slot) for slot in range(first, first + number)]
         try:
             for worker in self._workers:
                 worker.start()
@@ -160,7 +155,7 @@ class Sandbox:
     def run(self, runs: Sequence[Run]) -> list[list[RunResult]]:
         """The results of each run, one per input; equal runs are made once.
 
-        The inputs of a program are run in their order by one worker, each in a process of its own.
+        The inputs of a program are run in their order by one worker.
         """
         self.start()
         waiting = list(dict.fromkeys(run for run in runs if run.inputs))[::-1]
@@ -182,16 +177,18 @@ class Sandbox:
         results: list[RunResult] = []
         timeouts = 0
         known: dict[str, RunResult] = {}
-        for stdin in run.inputs:
-            if stdin in known:
-                result = known[stdin]
-            elif timeouts >= self.settings.max_timeouts:
-                result = RunResult("not_run", "", f"{timeouts} inputs before took too long", 0.0)
-            else:
-                result = known[stdin] = worker.run(run, stdin)
-                timeouts += result.status == "timeout"
-            results.append(result)
-        worker.forget()
+        try:
+            for stdin in run.inputs:
+                if stdin in known:
+                    result = known[stdin]
+                elif timeouts >= self.settings.max_timeouts:
+                    result = RunResult("not_run", "", f"{timeouts} inputs before took too long", 0.0)
+                else:
+                    result = known[stdin] = worker.run(run, stdin)
+                    timeouts += result.status == "timeout"
+                results.append(result)
+        finally:
+            worker.forget()
         return results
 
 
@@ -254,7 +251,7 @@ class _Worker:
             "memory": (self.settings.memory_mb + INTERPRETER_MB) << 20,
             "output": self.settings.output_kb << 10,
             "disk": DISK_MB << 20,
-            "stays": self.settings.reuse and len(run.inputs) > 1 and not LEAVES_TRACES.search(run.program),
+            "stays": self.settings.reuse and len(run.inputs) > 1 and sys.platform == "linux",
         }
         reply = self._exchange(message, run.longest + GRACE)
         if reply is None:

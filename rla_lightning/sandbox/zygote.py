@@ -12,6 +12,8 @@ Messages in both directions are JSON after a length of four bytes.
 
 from __future__ import annotations
 
+import _sitebuiltins
+import ast
 import atexit
 import builtins
 import contextlib
@@ -20,7 +22,6 @@ import errno
 import gc
 import json
 import os
-import resource
 import select
 import signal
 import struct
@@ -28,7 +29,8 @@ import sys
 import threading
 import time
 import traceback
-from types import CodeType
+import warnings
+from types import ModuleType
 from typing import Any
 
 from rla_lightning.sandbox.lockup import NEW_MOUNTS, PR_SET_PDEATHSIG, call, confine, fresh_tmp, libc, lock_up
@@ -40,12 +42,44 @@ PRELOADED = (  # what programs often import is there when a child starts
 CHUNK = 1 << 16
 KEPT_STDERR = 2000
 RECURSION = sys.getrecursionlimit()
+STATELESS = {  # modules that a program can use on one input after the other
+    *("array", "bisect", "cmath", "collections", "copy", "dataclasses", "datetime", "enum", "fractions", "functools", "heapq"),
+    *("io", "itertools", "math", "operator", "random", "re", "statistics", "string", "sys", "typing"),
+}
+HARMLESS = {  # what may be used of some of them
+    "io": {"StringIO", "BytesIO", "TextIOWrapper"},
+    "sys": {
+        "stdin",
+        "stdout",
+        "stderr",
+        "exit",
+        "maxsize",
+        "getrecursionlimit",
+        "setrecursionlimit",
+        "version_info",
+        "float_info",
+    },
+}
+REACHES_FAR = {
+    *("open", "exec", "eval", "compile", "globals", "locals", "vars", "getattr", "setattr", "delattr", "breakpoint"),
+    *("__builtins__", "__import__", "__loader__", "__spec__"),
+}
 PROCESS_CLOCK = 2  # CPUCLOCK_SCHED of a whole process, in the lowest bits of a clock's id (linux/posix-timers.h)
 TURN, READY = 3, 4  # handles of a program's process besides the usual three
 
-# The C function: the interpreter's own runs handlers of modules in the child, which touch more memory than a small program does.
-# There is one thread, and what the handlers would renew (locks, random numbers) is not used or renewed in `become`.
-fork: Any = os.fork if libc is None else ctypes.PyDLL(None).fork
+
+def fork() -> int:
+    """The C function: the interpreter's own runs handlers of modules in the child, which touch more memory than a small program.
+
+    There is one thread, and what the handlers would renew (locks, random numbers) is not used or is renewed in `perform`.
+    """
+    if libc is None:
+        return os.fork()
+    process: int = ctypes.PyDLL(None, use_errno=True).fork()
+    if process < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"fork: {os.strerror(code)}")
+    return process
 
 
 # The program's process
@@ -68,6 +102,7 @@ def become(run: dict[str, Any], rules: bytes, ends: list[int]) -> None:
         os.closerange(len(ends), 4096)
         confine(run, rules)
         os.write(READY, b"1")
+        run["stays"] = run["stays"] and leaves_no_traces(run["program"])
         if not run["stays"]:
             os.closerange(TURN, READY + 1)
         gc.enable()
@@ -80,18 +115,17 @@ def become(run: dict[str, Any], rules: bytes, ends: list[int]) -> None:
 
 def perform(program: str, stays: bool) -> int:
     """Run a program as if it were started by an interpreter, again and again if it stays; its exit status."""
-    code: CodeType | None = None
     while True:
-        status = 0
+        main = sys.modules["__main__"] = ModuleType("__main__")
+        main.__dict__["__builtins__"] = builtins
         sys.modules["random"].seed(0)
         sys.setrecursionlimit(RECURSION)
         sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
         sys.stdout = stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
         sys.stderr = stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
-        names: dict[str, Any] = {"__name__": "__main__", "__builtins__": builtins}
+        status = 0
         try:
-            code = code or compile(program, "<program>", "exec")
-            exec(code, names)
+            exec(compile(program, "<program>", "exec", dont_inherit=True), vars(main))
         except SystemExit as end:
             status = 0 if end.code is None else end.code & 255 if isinstance(end.code, int) else 1
             if status and not isinstance(end.code, int):
@@ -102,24 +136,57 @@ def perform(program: str, stays: bool) -> int:
             traceback.print_exception(type(error), error, trace)
         if status or not stays:
             break
-        names.clear()  # objects end before their output is taken, as at an interpreter's end
-        flush(sys.stdout, sys.stderr, stdout, stderr)
+        finish(main, stdout, stderr)
         os.write(READY, b"1")
         if not os.read(TURN, 1):
             os._exit(0)  # there are no more inputs
-        gc.collect()
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons, as at an interpreter's end
     atexit._run_exitfuncs()
-    names.clear()
-    flush(sys.stdout, sys.stderr, stdout, stderr)
+    finish(main, stdout, stderr)
     return status
 
 
-def flush(*streams: Any) -> None:
-    """What is left of a program's output, also where it has put a stream of its own in the place of one."""
-    for stream in streams:
-        if not stream.closed:
+def finish(main: ModuleType, *streams: Any) -> None:
+    """End a program's objects, then write what is left of its output, also where it has put streams of its own in place."""
+    vars(main).clear()
+    gc.collect()
+    for stream in (sys.stdout, sys.stderr, *streams):
+        if stream is not None and not getattr(stream, "closed", False):
             stream.flush()
+
+
+def leaves_no_traces(program: str) -> bool:
+    """Whether nothing that a program names could change what its next input finds in the same process.
+
+    Only for equal results, not for safety: a program that hides what it does spoils its own results.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they are told when the program is compiled
+            tree = ast.parse(program)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    imported: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            if not STATELESS.issuperset(alias.name for alias in node.names):
+                return False
+            imported |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            allowed = HARMLESS.get(node.module or "")
+            if node.module not in STATELESS or (allowed and not allowed.issuperset(alias.name for alias in node.names)):
+                return False
+            imported |= {alias.asname or alias.name for alias in node.names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id in REACHES_FAR:
+            return False
+        if isinstance(node, ast.Attribute):
+            owner = node.value.id if isinstance(node.value, ast.Name) else ""
+            is_hidden = node.attr.startswith("__") and node.attr != "__init__"
+            changes_module = owner in imported and owner != "sys" and not isinstance(node.ctx, ast.Load)
+            if is_hidden or changes_module or node.attr not in HARMLESS.get(owner, (node.attr,)):
+                return False
+    return True
 
 
 # The process that knows the program
@@ -141,6 +208,7 @@ class Child:
             os.close(end)
         self.handle = os.pidfd_open(self.process) if hasattr(os, "pidfd_open") else None
         self.kept = {self.stdout: bytearray(), self.stderr: bytearray()}
+        self.program, self.stays = run["program"], run["stays"]
         self.written, self.most = 0, run["output"]
         self.has_ended = False
         self.used = 0.0  # seconds of CPU before the current input
@@ -158,37 +226,41 @@ class Child:
             text.clear()
         try:
             self.used = self.clock()
-            limit = int(self.used + run["seconds"]) + 1
-            resource.prlimit(self.process, resource.RLIMIT_CPU, (limit, resource.prlimit(self.process, resource.RLIMIT_CPU)[1]))
             self.feed(run["stdin"])
             os.write(self.turn, b"1")
-        except (OSError, ValueError):  # it is gone, or has changed its limits or handles
+        except OSError:  # it is gone, or has closed its handles
             return False
-        return True
+        return run["program"] == self.program
 
     def feed(self, text: str) -> None:
-        os.lseek(self.stdin, 0, os.SEEK_SET)  # the place in the file is the child's, too
+        data = memoryview(text.encode("utf-8", "replace"))
         os.ftruncate(self.stdin, 0)
-        left = memoryview(text.encode("utf-8", "replace"))
-        while left:
-            left = left[os.write(self.stdin, left) :]
+        done = 0
+        while done < len(data):  # by position: the place in the file is the child's, too, and it could move that far away
+            done += os.pwrite(self.stdin, data[done:], done)
         os.lseek(self.stdin, 0, os.SEEK_SET)
 
     def clock(self) -> float:
         """Seconds of CPU that it has used so far."""
         return time.clock_gettime(~self.process << 3 | PROCESS_CLOCK)
 
-    def wait(self, seconds: float) -> str:
-        """Listen until the input is done; "" when the child ended, or "ready", "timeout", "output_limit", "sandbox_error"."""
+    def wait(self, cpu: float, longest: float) -> str:
+        """Listen until the input is done; "" when the child ended, or "ready", "timeout", "output_limit", "sandbox_error".
+
+        Args:
+            cpu: seconds of CPU after which a child that stays is stopped; the kernel stops the others.
+            longest: seconds of wall clock.
+        """
         if not self.is_confined:
             self.drain()
             return "sandbox_error"
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + longest
         while True:
             left = deadline - time.monotonic()
-            if left <= 0:
+            if left <= 0 or (self.stays and self.clock() - self.used > cpu):
                 return "timeout"
-            events = dict(self.poll.poll(min(left, 60.0 if self.handle is not None else 0.01) * 1000))
+            pause = 0.01 if self.handle is None else 0.25 if self.stays else 60.0
+            events = dict(self.poll.poll(min(left, pause) * 1000))
             if events.get(0):
                 os._exit(1)  # then the worker ends, and with process 1 all others
             for pipe in self.kept:
@@ -287,7 +359,7 @@ def serve_program(isolated: bool, rules: bytes) -> None:
 
 def serve(child: Child, run: dict[str, Any], isolated: bool) -> dict[str, Any]:
     """What a child does with the input that it has just got; it is ended unless it is ready for another."""
-    how = child.wait(run["longest"])
+    how = child.wait(run["seconds"] + 1, run["longest"])
     if how == "ready" and child.clock() - child.used <= run["seconds"]:
         status, stdout, stderr = "ok", *child.texts()
     else:
@@ -332,6 +404,8 @@ def main() -> None:
     sys.argv[:] = ["program.py"]
     for name in PRELOADED:
         __import__(name)
+    for name in ("exit", "quit"):  # of the module `site`, which is left out
+        setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D"))
     try:
         if settings["isolated"]:
             lock_up()

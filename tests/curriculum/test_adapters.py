@@ -7,6 +7,7 @@ import pytest
 from rla_lightning.algorithm.acceptance import threshold
 from rla_lightning.curriculum.adapters import FreshTasks, ParametricAdapter, Predict, TaskAdapter, anchored_success
 from rla_lightning.curriculum.pool import TaskPool
+from rla_lightning.datamodule import EnvironmentDataModule
 from rla_lightning.environments.base import Environment, Episode
 from rla_lightning.types import ConfigError, Direction, Split, Task, TaskFeedback
 
@@ -231,9 +232,8 @@ def test_an_environment_without_variants_is_refused() -> None:
     class Fixed(Ladder):
         vary = Environment.vary
 
-    pool = TaskPool([make(20)])
     with pytest.raises(ConfigError, match=r"environment 'ladder' has no vary, .*RewriterAdapter, or no adapter"):
-        ParametricAdapter().adapt(Fixed(), pool, booked(pool), constant, "k")
+        EnvironmentDataModule(Fixed(), ParametricAdapter())
 
 
 def test_a_task_whose_rewrite_fails_stays_as_it_is(caplog: pytest.LogCaptureFixture) -> None:

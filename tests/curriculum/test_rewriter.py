@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 from rla_lightning.curriculum.adapters import ParametricAdapter, TaskAdapter
 from rla_lightning.curriculum.pool import TaskPool
 from rla_lightning.curriculum.rewriter import RewriterAdapter
+from rla_lightning.datamodule import EnvironmentDataModule
 from rla_lightning.environments.base import Environment, Episode
 from rla_lightning.environments.coding.pipelines import PipelineEnvironment
 from rla_lightning.models.specs import LanguageModelSpec, LoraSpec
@@ -342,11 +343,18 @@ def test_an_environment_that_cannot_ask_is_refused(folder: Path) -> None:
     class Silent(Tidy):
         rewrite_prompt = Environment.rewrite_prompt
 
-    pool = TaskPool([make("cup", "table")])
     with pytest.raises(ConfigError, match=r"environment 'tidy' has no rewrite_prompt.*ParametricAdapter"):
-        Scripted({}, folder).adapt(Silent(), pool, booked(pool), constant, "k")
+        EnvironmentDataModule(Silent(), Scripted({}, folder))
     with pytest.raises(ConfigError, match=r"environment 'pipelines' has no rewrite_prompt.*ParametricAdapter"):
-        Scripted({}, folder).adapt(PipelineEnvironment(), pool, booked(pool), constant, "k")
+        EnvironmentDataModule(PipelineEnvironment(), Scripted({}, folder))
+
+
+def test_a_fallback_needs_variants(folder: Path) -> None:
+    class Fixed(Tidy):
+        vary = Environment.vary
+
+    with pytest.raises(ConfigError, match="environment 'tidy' has no vary to fall back on: set parametric_fallback to false"):
+        EnvironmentDataModule(Fixed(), Scripted({}, folder, parametric_fallback=True))
 
 
 @pytest.mark.parametrize(

@@ -313,6 +313,7 @@ def test_edits(pipelines: PipelineEnvironment, sampled: dict[Split, list[Task]],
     for parent, variant in variants(pipelines, sampled["in_domain"], direction):
         before, after = pipeline_of(parent), pipeline_of(variant)
         assert after != before  # not only worded anew
+        assert any(after.answer(line) != before.answer(line) for line in LINES)  # nor the same in other operations
         assert after.is_sound
         assert 1 <= after.size <= 4
         changes.append(after.size - before.size)
@@ -352,6 +353,20 @@ def test_examples_of_unit_tests_are_right_or_wrong_as_asked(pipelines: PipelineE
             requests.append(CheckRequest(task, (program,), tuple(example.test for example in examples)))
     verdicts = pipelines.check_programs(requests)
     assert verdicts == [[[True]] * 3, [[False]] * 3] * 100  # 300 right ones, 300 wrong ones
+
+
+def test_wrong_examples_have_the_inputs_of_right_ones(pipelines: PipelineEnvironment, everything: list[Task]) -> None:
+    """Or inputs that mistakes get right would be rare among wrong examples, and a writer would be safe with those."""
+    same = 0
+    for index, task in enumerate(everything):
+        right, wrong = (pipelines.example_test(task, Random(str(index)), is_right) for is_right in (True, False))
+        assert right is not None
+        assert wrong is not None
+        if right.test.stdin == wrong.test.stdin:
+            same += 1
+            assert right.thought == wrong.thought
+            assert right.test.stdout != wrong.test.stdout
+    assert same > 95  # of 100; a few mistakes print numbers that have no word
 
 
 def test_the_thought_of_an_example_is_that_of_its_input(pipelines: PipelineEnvironment) -> None:

@@ -426,7 +426,18 @@ def test_near_duplicates_may_hold_an_earlier_question_and_more() -> None:
     assert near_duplicate(longer, ["x y z", "c d e", "a b c"], contained=True) == "c d e"
 
 
+def test_questions_that_differ_in_an_operator_are_different() -> None:
+    questions = [f"Read a and b. Print a {sign} b." for sign in ("+", "-", "*", "<=", "≤")]
+    assert len({words_of(question) for question in questions}) == 5
+    assert near_duplicate(questions[0], questions[1:]) is None
+    assert words_of("Print a+b") == words_of("print A + b.")
+
+
+def test_a_question_without_words_repeats_none() -> None:
+    assert near_duplicate("a b c d", ["?", "(...)"], contained=True) is None
+
+
 def test_words_of_a_question() -> None:
-    assert words_of("Print  the SUM,\nof `n` numbers (n <= 10)!") == "print the sum of n numbers n 10"
+    assert words_of("Print  the SUM,\nof `n` numbers (n <= 10)!") == "print the sum of n numbers n < = 10"
     assert words_of("print the sum of n numbers: n 10") == "print the sum of n numbers n 10"
     assert words_of("?!") == ""

@@ -64,6 +64,14 @@ def test_both_kinds_of_rows(tmp_path: Path) -> None:
     assert (third.name, third.level, third.difficulty) == ("set-4", "easy", 0.175)
 
 
+def test_rows_of_the_release_that_ask_for_something_else_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [RELEASE, RELEASE | {"test_method": "function"}, RELEASE | {"test_method": None}]
+    with caplog.at_level("INFO"):
+        problems = JsonProblems(write_lines(tmp_path / "set.jsonl", *rows)).load()
+    assert [problem.name for problem in problems] == ["set-1", "set-3"]
+    assert "the tests call a function" in caplog.text
+
+
 def test_a_list_in_one_file(tmp_path: Path) -> None:
     path = tmp_path / "set.json"
     path.write_text(json.dumps([RELEASE, SPEC]))
@@ -85,7 +93,7 @@ def test_a_list_in_one_file(tmp_path: Path) -> None:
         (RELEASE | {"test_output": ["2\n"]}, "field 'test_output' has 1 items, test_input has 2"),
         (RELEASE | {"test_output": [1, 2]}, "field 'test_output[0]' must be text, got int"),
         (RELEASE | {"test_input": [], "test_output": []}, "field 'test_input' is empty; a problem needs at least one test"),
-        (RELEASE | {"test_method": "function"}, "field 'test_method' must be 'stdio', only stdio is supported; got 'function'"),
+        (RELEASE | {"test_method": "files"}, "field 'test_method' must be 'stdio' or 'function', got 'files'"),
         (RELEASE | {"test_time_limit": 0}, "field 'test_time_limit' must be in (0, 60] seconds, got 0"),
         ({"question": "a", "test_input": ["1"]}, "field 'test_output' is missing"),
         ({"question": "a"}, "field 'tests' is missing"),

@@ -197,8 +197,10 @@ def test_rollouts_do_not_depend_on_the_split_over_processes(model, tokenizer):
 def test_bad_input_is_named(tokenizer):
     sampler = Script(tokenizer, right)
     message = re.escape("the prompt of task a has 3 tokens; with max_new_tokens = 4 it exceeds the context of 6")
-    with pytest.raises(ConfigError, match=message):
-        play(tokenizer, [make_task("a")], 1, sampler, context_length=6)
+    (group,) = play(tokenizer, [make_task("a")], 1, sampler, context_length=6)
+    assert group.rollouts == 0
+    with pytest.raises(EpisodesFailedError, match=message):
+        require_played([group])
     assert play(tokenizer, [make_task("a")], 1, sampler, context_length=7)[0].successes == 1
     with pytest.raises(ConfigError, match="got 0 and None"):
         play(tokenizer, [make_task("a")], 0, sampler)
@@ -242,8 +244,9 @@ def test_a_prompt_that_outgrows_the_context_ends_the_rollout(tokenizer):
     assert calls[-1] == ("rollout turn 3", 2, 2, 0.0)
     judged = vote(tokenizer, groups, 2, Script(tokenizer, right))
     assert [len(votes) for votes in judged[0].judgments[0]] == [2, 2]
-    with pytest.raises(ConfigError, match="the prompt of task a has 3 tokens"):
-        play(tokenizer, tasks, 1, Script(tokenizer, right), policy_format=Growing(), context_length=6)
+    groups = play(tokenizer, tasks, 1, Script(tokenizer, right), policy_format=Growing(), context_length=6)
+    assert [group.trajectories[0].stop_reason for group in groups] == ["ENV_ERROR"] * 2
+    assert "the prompt of task a has 3 tokens" in groups[0].trajectories[0].error
 
 
 def test_others_go_on_when_one_is_truncated(tokenizer):

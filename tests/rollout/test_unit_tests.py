@@ -240,17 +240,28 @@ def test_the_results_are_a_table_of_tests_by_programs(judge):
     group = replace(programs, trajectories=(failed, *programs.trajectories))
     (judged,) = judge([group], ScriptedWriter(add=("1 2 : = 3", "1 2 = 3", "1 2 : = 4", "1 0 : = 1")), m=4)
     passed, is_correct = test_results(judged)
-    nan = np.nan  # columns right, wrong, broken, lucky: neither the failed one nor what is no program
-    np.testing.assert_array_equal(
-        passed,
-        [
-            [1.0, 0.0, nan, 0.0],
-            [nan, nan, nan, nan],
-            [0.0, 0.0, nan, 1.0],
-            [1.0, 1.0, nan, 0.0],
-        ],
-    )
-    assert is_correct == [True, False, False, False]
+    nan = np.nan  # columns right, wrong, lucky: neither the failed one, nor what is no program, nor what could not be run
+    np.testing.assert_array_equal(passed, [[1.0, 0.0, 0.0], [nan, nan, nan], [0.0, 0.0, 1.0], [1.0, 1.0, 0.0]])
+    assert is_correct == [True, False, False]
+
+
+def test_a_program_that_was_not_run_on_every_test_says_nothing(judge):
+    """It timed out on the first two, so nothing is known about the others: equal tests must not be told apart by their place."""
+
+    class Slow(Adders):
+        def check_programs(self, requests):
+            (checks,) = super().check_programs(requests)
+            (asked,) = requests
+            late = asked.programs.index("broken")
+            return [[[*row[:late], False if number < 2 else None, *row[late + 1 :]] for number, row in enumerate(checks)]]
+
+    group = adder((WON, "right"), (LOST, "wrong"), (LOST, "broken"))
+    (judged,) = judge([group], ScriptedWriter(add=("1 2 : = 3",) * 5), Slow(), m=5)
+    passed, is_correct = test_results(judged)
+    np.testing.assert_array_equal(passed, [[1.0, 0.0]] * 5)
+    assert is_correct == [True, False]
+    assert unit_test_rewards(passed, is_correct).tolist() == [1.0] * 5
+    assert [vote.score for vote in judged.judgments[2][0]] == [-1, -1, None, None, None]  # what the policy is told
 
 
 def test_the_results_of_rollouts_without_any_program(judge):
@@ -281,20 +292,19 @@ def test_known_programs_rate_tests_where_the_policys_are_all_wrong(judge):
         CheckedSolution(False, (None, None, None, None)),
     )
     passed, is_correct = test_results(judged)
-    nan = np.nan  # columns lucky, wrong, then the known ones
+    nan = np.nan  # columns lucky, wrong, then the known ones that could be run: right, wrong
     np.testing.assert_array_equal(
-        passed,
-        [
-            [0.0, 0.0, 1.0, 0.0, nan],
-            [nan, nan, nan, nan, nan],
-            [1.0, 0.0, 0.0, 0.0, nan],
-            [0.0, 1.0, 1.0, 1.0, nan],
-        ],
+        passed, [[0.0, 0.0, 1.0, 0.0], [nan, nan, nan, nan], [1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 1.0, 1.0]]
     )
-    assert is_correct == [False, False, True, False, False]
+    assert is_correct == [False, False, True, False]
     # p_c 1, 0, 1 of the readable tests; p_d 1, 2/3, 1/3
     np.testing.assert_allclose(unit_test_rewards(passed, is_correct), [1.0, nan, -1 / 3, 1 / 3])
     assert scores(judged) == scores(judge([group], writer, m=4)[0])  # what the policy is told stays the same
+
+
+def test_known_programs_that_nobody_knows_are_told_of(judge, caplog):
+    judge([adder((LOST, "lucky"))], ScriptedWriter(add=ANSWERS), with_solutions=True)
+    assert "known_programs has no effect: adders knows no right and wrong programs of its tasks" in caplog.text
 
 
 def test_known_programs_are_not_asked_for_unless_wanted(judge):

@@ -567,7 +567,7 @@ ENDINGS = [
     ),
     Attack(
         "patched-exit",
-        "import os\nleave = os._exit\nos._exit = lambda code: leave(0)\nprint('wrong')\nraise ValueError",
+        "import os\nos._exit = lambda code, leave=os._exit: leave(0)\nprint('wrong')\nraise ValueError",
         ("ok", "runtime_error"),
         stdout="wrong\n",
     ),

@@ -304,19 +304,27 @@ print([folder for folder in sys.path if "-packages" in folder])
 
 
 @pytest.mark.parametrize(
-    ("processes", "workers", "expected"), [(None, None, 8), ("1", None, 8), ("3", None, 2), ("16", None, 1), ("3", 5, 5)]
+    ("processes", "rank", "workers", "expected"),
+    [
+        (None, None, None, range(8)),
+        ("1", "0", None, range(8)),
+        ("3", "1", None, range(2, 4)),
+        ("16", "3", None, range(3, 4)),
+        ("3", "2", 5, range(10, 15)),
+    ],
 )
 def test_the_processes_of_a_distributed_run_share_the_cpus(
-    processes: str | None, workers: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
+    processes: str | None, rank: str | None, workers: int | None, expected: range, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    if processes is not None:
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
+    for name, value in (("LOCAL_WORLD_SIZE", processes), ("LOCAL_RANK", rank)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
     monkeypatch.setattr(pool.os, "sched_getaffinity", lambda _: set(range(8)))
     monkeypatch.setattr(pool._Worker, "start", lambda _: None)
     sandbox = Sandbox(SandboxSettings(workers=workers))
     sandbox.start()
-    assert len(sandbox._workers) == expected
+    assert [worker.slot for worker in sandbox._workers] == list(expected)  # each slot has a user of its own
 
 
 @pytest.mark.parametrize(

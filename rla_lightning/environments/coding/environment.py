@@ -35,7 +35,11 @@ from rla_lightning.types import (
 logger = logging.getLogger(__name__)
 
 OFFLINE = Path(__file__).parent / "offline.jsonl"
-HELD_OUT = {"test": 1 / 4, "validation": 1 / 6}  # shares of what is left of each level, where they have no source of their own
+HELD_OUT = {
+    "test": 1 / 4,
+    "validation": 1 / 8,
+}  # shares of the training problems of each level, for what has no source of its own
+MOST_HELD_OUT = 256  # problems for either of them
 PROBLEM, ROOT_QUESTION = "problem", "root_question"  # keys of a task's spec
 LEEWAY = 0.1  # by which a sample's difficulty may be farther away than the nearest
 
@@ -67,8 +71,8 @@ class CodingEnvironment(TestedEnvironment):
 
     Args:
         train: where the training problems come from; null: the offline set that is part of this package.
-        validation: problems for tuning; null: an eighth of the training problems.
-        test: the reported in-domain problems; null: a quarter of the training problems.
+        validation: problems for tuning; null: an eighth of the training problems, at most 256.
+        test: the reported in-domain problems; null: a quarter of the training problems, at most 256.
         out_of_distribution: other reported problems, e.g. of another collection; null: none. Half of them are for tuning.
         sandbox: how programs are held.
         checkers: functions (stdin, expected, actual) -> bool that problems may name as their `checker`, by name.
@@ -119,9 +123,11 @@ class CodingEnvironment(TestedEnvironment):
         self.grader.sandbox.start()  # or there is no use in going on
         loaded = {place: self._usable(source.load()) for place, source in self.sources.items() if source is not None}
         left = loaded.pop(("train", "in_domain"))
+        total = len(left)
         for purpose, share in HELD_OUT.items():
             if (purpose, "in_domain") not in loaded:
-                loaded[purpose, "in_domain"], left = _split(left, share, purpose)  # type: ignore[index]
+                number = min(share * total, MOST_HELD_OUT)
+                loaded[purpose, "in_domain"], left = _split(left, number / len(left), purpose)  # type: ignore[index]
         if ("test", "out_of_distribution") in loaded:
             tuning, reported = _split(loaded["test", "out_of_distribution"], 0.5, "out_of_distribution")
             loaded["validation", "out_of_distribution"], loaded["test", "out_of_distribution"] = tuning, reported

@@ -118,7 +118,9 @@ class PipelineEnvironment(CodingEnvironment):
             if len(found) == number:
                 break
             pipeline = _edited(original, direction, rng)
-            if pipeline is None or pipeline == original or not pipeline.is_sound or _use_of(pipeline) != TRAINING:
+            if pipeline is None or not pipeline.is_sound or _behaviour(pipeline) == _behaviour(original):
+                continue  # another way to say the same would be an unchanged problem
+            if _use_of(pipeline) != TRAINING:
                 continue
             made = self._task(pipeline, rng.randrange(STYLES))
             if made is not None:
@@ -147,15 +149,15 @@ class PipelineEnvironment(CodingEnvironment):
         return rng.choice(_wrong_programs(_pipeline_of(episode.task)))
 
     def example_test(self, task: Task, rng: Random, is_right: bool) -> ExpertTest | None:
-        """A wrong one says how to get to the output, and then gives that of a similar problem."""
+        """A wrong one says how to get to the output, and then gives that of a similar problem, whatever the input."""
         pipeline = _pipeline_of(task)
         mistakes = tuple(pipeline.mistakes())
         for _ in range(TRIES):
             numbers = self._telling(pipeline, mistakes, rng)
-            told = pipeline if is_right else rng.choice(mistakes)
-            answer, stages = told.answer(numbers), [pipeline.stages(x) for x in numbers]
-            has_words = all(0 <= number <= LARGEST for number in chain((answer,), *stages))
-            if has_words and is_right == (answer == pipeline.answer(numbers)):
+            right = pipeline.answer(numbers)
+            wrong = sorted({mistake.answer(numbers) for mistake in mistakes} - {right}) or [right + 1]
+            answer = right if is_right else rng.choice(wrong)
+            if all(0 <= number <= LARGEST for number in chain((answer,), *map(pipeline.stages, numbers))):
                 return ExpertTest(UnitTest(_line(numbers), f"{answer}\n"), pipeline.thought(numbers))
         return None
 

@@ -18,7 +18,7 @@ MAX_QUESTION = 8000  # characters
 MAX_BLOCK = 20_000  # characters of a solution, an input or an output
 MAX_HEADING = 80  # characters
 MAX_SOLUTION_SHOWN = 4000  # characters; a longer one would only crowd the prompt
-TESTS_SHOWN, TEST_SHOWN = 10, 80  # tests of the current problem, characters of each input and output
+TEST_SHOWN = 60  # characters of each input and output of the current problem's tests
 INDENT_OF_CODE = 4  # a fence this much further right than the one that opened the block is part of its text
 
 QUESTION, SOLUTION, OTHER = "question", "solution", "other"  # sections
@@ -28,6 +28,7 @@ TEST = re.compile(r"test (\d{1,3}) (input|output)")
 FILLERS = frozenset({"the", "new", "case", "expected", "reference"})  # in headings: "### Test case 1: expected output"
 RULES = frozenset({"", "---", "***", "___"})  # lines that only part a section from the next
 WORD = re.compile(r"\w+")
+TOKEN = re.compile(r"\w+|[-+*/%^<>=&|~×÷≤≥≠→−]")  # operators count where questions are compared: "a + b" is not "a - b"
 
 COMPARED = {  # how outputs are, by the problem's checker; a checker of the user's own is not described
     "tokens": "Outputs are compared word by word, spacing does not matter.",
@@ -129,16 +130,16 @@ def triviality(problem: Problem, check: Callable[[str, str, str], bool]) -> str 
 
 @lru_cache(maxsize=16384)
 def shingles(question: str) -> frozenset[str]:
-    """Its lower-case words, three at a time; one at a time where there are fewer."""
-    words = WORD.findall(question.lower())
+    """Its lower-case words and symbols, three at a time; one at a time where there are fewer."""
+    words = TOKEN.findall(question.lower())
     if len(words) < 3:
         return frozenset(words)
     return frozenset(" ".join(words[i : i + 3]) for i in range(len(words) - 2))
 
 
 def words_of(question: str) -> str:
-    """Its words in lower case: equal for questions that differ in nothing else."""
-    return " ".join(WORD.findall(question.lower()))
+    """Its words and symbols in lower case: equal for questions that differ in nothing else."""
+    return " ".join(TOKEN.findall(question.lower()))
 
 
 def near_duplicate(question: str, earlier: Iterable[str], threshold: float = 0.8, contained: bool = False) -> str | None:
@@ -155,7 +156,7 @@ def near_duplicate(question: str, earlier: Iterable[str], threshold: float = 0.8
         theirs = shingles(other)
         both = len(own & theirs)
         whole = len(theirs) if contained else len(own) + len(theirs) - both
-        if both >= threshold * whole:  # two questions without any word are equal
+        if both >= threshold * whole and (whole or not own):  # two empty questions are equal
             return other
     return None
 
@@ -300,7 +301,7 @@ def _tests_shown(problem: Problem) -> str:
     """The tests that the critique numbers, shortened."""
     lines = [
         f"{number}: {test.stdin[:TEST_SHOWN]!r} -> {test.stdout[:TEST_SHOWN]!r}"
-        for number, test in enumerate(problem.tests[:TESTS_SHOWN], 1)
+        for number, test in enumerate(problem.tests[:MAX_TESTS], 1)
     ]
     return "\n".join(["Hidden tests of the current problem, input -> output, cut where long:", *lines])
 

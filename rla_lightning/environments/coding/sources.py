@@ -192,9 +192,11 @@ def _numbered(word: str, rows: Iterable[RawT], first: int) -> Iterator[tuple[str
 
 def _release_spec(row: Row) -> dict[str, Any]:
     """A row of the RLAnything release with the fields of a problem."""
-    method = row.get("test_method", "stdio")
+    method = row.get("test_method") or "stdio"
+    if method == "function":
+        raise UnusableRow(CALLS_A_FUNCTION)
     if method != "stdio":
-        raise FieldError("test_method", f"must be 'stdio', only stdio is supported; got {method!r}")
+        raise FieldError("test_method", f"must be 'stdio' or 'function', got {method!r}")
     for field in ("test_input", "test_output"):
         if field not in row:
             raise FieldError(field, "is missing")
