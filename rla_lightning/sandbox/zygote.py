@@ -64,6 +64,7 @@ REACHES_FAR = {
     *("open", "exec", "eval", "compile", "globals", "locals", "vars", "getattr", "setattr", "delattr", "breakpoint"),
     *("__builtins__", "__import__", "__loader__", "__spec__"),
 }
+C_LIBRARY: Any = None if libc is None else ctypes.PyDLL(None, use_errno=True)  # once: each would stay in memory
 PROCESS_CLOCK = 2  # CPUCLOCK_SCHED of a whole process, in the lowest bits of a clock's id (linux/posix-timers.h)
 TURN, READY = 3, 4  # handles of a program's process besides the usual three
 
@@ -75,7 +76,7 @@ def fork() -> int:
     """
     if libc is None:
         return os.fork()
-    process: int = ctypes.PyDLL(None, use_errno=True).fork()
+    process: int = C_LIBRARY.fork()
     if process < 0:
         code = ctypes.get_errno()
         raise OSError(code, f"fork: {os.strerror(code)}")

@@ -251,6 +251,19 @@ def test_a_pickled_sandbox_starts_its_own_workers(sandbox: Sandbox) -> None:
         copy.close()
 
 
+def test_a_worker_does_not_grow(sandbox: Sandbox) -> None:
+    """What one program costs must not depend on how many there were; a fork copies all that the worker holds."""
+
+    def resident() -> list[int]:
+        insides = [family(process)[1] for process in processes(sandbox)]
+        return [int(Path(f"/proc/{process}/statm").read_text().split()[1]) for process in insides]
+
+    sandbox.run([Run(f"print({i})", ("", "1"), LONG) for i in range(20)])
+    before = resident()
+    sandbox.run([Run(f"print({i})", ("", "1"), LONG) for i in range(600)])
+    assert all(after - earlier < 100 for after, earlier in zip(resident(), before, strict=True))  # pages
+
+
 def test_close_leaves_no_process(sandbox: Sandbox) -> None:
     own = Sandbox(sandbox.settings)
     own.start()
