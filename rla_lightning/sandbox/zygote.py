@@ -221,7 +221,9 @@ class Child:
         self.is_confined = bool(os.read(self.ready, 1))  # what a program writes there comes too late
 
     def again(self, run: dict[str, Any]) -> bool:
-        """Hand it another input; False when it cannot take one."""
+        """Hand it another input; False when it cannot take one, or has another program."""
+        if run["program"] != self.program:
+            return False
         self.written = 0
         for text in self.kept.values():
             text.clear()
@@ -231,7 +233,7 @@ class Child:
             os.write(self.turn, b"1")
         except OSError:  # it is gone, or has closed its handles
             return False
-        return run["program"] == self.program
+        return True
 
     def feed(self, text: str) -> None:
         data = memoryview(text.encode("utf-8", "replace"))
