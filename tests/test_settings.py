@@ -36,7 +36,6 @@ NAN = float("nan")
         (ClippedUpdateSettings, {"update_epochs": 0}, "update_epochs must be at least 1, got 0"),
         (ClippedUpdateSettings, {"max_samples": 0}, "max_samples must be at least 1, got 0"),
         (ClippedUpdateSettings, {"token_budget": 0}, "token_budget must be at least 1, got 0"),
-        (RewardSettings, {"detection_power": 0.0}, "reward.detection_power must be positive, got 0.0"),
         (ClippedUpdateSettings, {"max_grad_norm": 0.0}, "max_grad_norm must be positive, got 0.0"),
         (ClippedUpdateSettings, {"clip_range": 0.0}, "clip_range must be positive, got 0.0"),
         (ClippedUpdateSettings, {"kl_coef": -0.1}, "kl_coef must not be negative, got -0.1"),
