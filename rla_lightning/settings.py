@@ -85,8 +85,6 @@ class RewardSettings:
             that was reached, where the environment verifies it in parts (a program's hidden tests).
         invalid_penalty: taken from the reward of a step whose action was not valid.
         parse_penalty: advantage of a judgment that cannot be parsed.
-        detection_power: of the share of wrong programs that a unit test rejects, in its reward; the paper uses 1, more
-            favours tests that reject all of them.
         advantage: how step rewards become advantages of the policy; the paper uses step_index.
         lone_step: what step_index does where only one rollout is left; the paper uses raw.
         gamma: discount of return_to_go and gae.
@@ -102,7 +100,6 @@ class RewardSettings:
     outcome: Literal["binary", "partial"] = "binary"
     invalid_penalty: float = 0.0
     parse_penalty: float = -2.0
-    detection_power: float = 1.0
     advantage: PolicyAdvantage = "step_index"
     lone_step: LoneStep = "baseline"
     gamma: float = 1.0
@@ -119,7 +116,6 @@ class RewardSettings:
         )
         require(self.invalid_penalty >= 0, f"reward.invalid_penalty must not be negative, got {self.invalid_penalty}")
         require(self.parse_penalty <= 0, f"reward.parse_penalty must not be positive, got {self.parse_penalty}")
-        require(self.detection_power > 0, f"reward.detection_power must be positive, got {self.detection_power}")
         for name in ("gamma", "gae_lambda"):
             require(0 <= getattr(self, name) <= 1, f"reward.{name} must be in [0, 1], got {getattr(self, name)}")
 

@@ -186,7 +186,7 @@ def judge_samples(
         if not group.solutions and not _is_trained_on(group, settings):
             continue
         if group.tests:
-            written += _test_samples(group, reward_settings)
+            written += _test_samples(group, reward_settings.parse_penalty)
             continue
         for g in group.valid_indices:
             for votes, reward, surprised in zip(group.judgments[g], credit.rewards[g], credit.surprise[g], strict=True):
@@ -206,13 +206,13 @@ def judge_samples(
     ] + [*unparsed, *written]
 
 
-def _test_samples(group: RolloutGroup, settings: RewardSettings) -> list[TaskSample]:
+def _test_samples(group: RolloutGroup, parse_penalty: float) -> list[TaskSample]:
     """One sample per unit test with a non-zero advantage: tests that right programs pass and wrong ones fail gain."""
     passed, is_correct = test_results(group)
-    advantages = unit_test_advantages(unit_test_rewards(passed, is_correct, settings.detection_power))
+    advantages = unit_test_advantages(unit_test_rewards(passed, is_correct))
     samples = []
     for test, advantage in zip(group.tests, advantages.tolist(), strict=True):
-        paid = advantage if test.test is not None else settings.parse_penalty
+        paid = advantage if test.test is not None else parse_penalty
         if paid != 0.0:
             sample = Sample(test.prompt_ids, test.completion.token_ids, paid)
             samples.append(TaskSample(sample, group.task.id, test.completion.logprobs))

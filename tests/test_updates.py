@@ -402,13 +402,6 @@ def test_unit_tests_outside_the_band_of_success_rates_teach_nothing(low, high, i
     assert len(samples) == (4 if is_used else 0)
 
 
-def test_the_power_of_detection_reaches_the_advantages():
-    # p_d^2 is 1, 1/4, 1/4: rewards 1, 1/4, -3/4, mean 1/6, deviations 10/12, 1/12, -11/12, std sqrt((100 + 1 + 121) / 144 / 3)
-    std = (222 / 144 / 3) ** 0.5
-    expected = {(60, 1): 10 / 12 / std, (61, 1): 1 / 12 / std, (63, 1): -11 / 12 / std}
-    assert advantages_of(judge(with_tests(*TESTED), parse_penalty=0.0, detection_power=2.0)) == pytest.approx(expected)
-
-
 def test_known_programs_teach_where_the_policy_always_fails_or_succeeds():
     # task t: no program of the policy passes; a known right one passes test 0 and a known wrong one fails it: 1 against 0
     group = replace(

@@ -48,22 +48,16 @@ def unit_test_quality(passed: np.ndarray, is_correct: Sequence[bool]) -> UnitTes
     return UnitTestQuality(accuracy, detection)
 
 
-def unit_test_rewards(passed: np.ndarray, is_correct: Sequence[bool], detection_power: float = 1.0) -> np.ndarray:
+def unit_test_rewards(passed: np.ndarray, is_correct: Sequence[bool]) -> np.ndarray:
     """Reward tests that tell right programs from wrong ones (paper, section 2: coding).
 
-        r_j = p_c p_d^k - (1 - p_c) (1 - p_d^k)
-
-    Args:
-        passed: [m, P] 1.0 passed, 0.0 failed, NaN not run.
-        is_correct: [P] whether a program passes the hidden tests.
-        detection_power: k, 1 in the paper. A wrong test rejects nearly all programs, so it earns about 0, and the expected
-            reward of an input is about P(right output) p_d^k: the larger k, the more a weak but safe input loses.
+        r_j = p_c p_d - (1 - p_c) (1 - p_d)
 
     Returns:
         [m], NaN where there is no correct or no wrong program.
     """
     quality = unit_test_quality(passed, is_correct)
-    p_c, p_d = quality.accuracy, quality.detection**detection_power
+    p_c, p_d = quality.accuracy, quality.detection
     return p_c * p_d - (1.0 - p_c) * (1.0 - p_d)
 
 

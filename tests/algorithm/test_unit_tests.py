@@ -102,11 +102,6 @@ def test_rewards_by_hand():
     np.testing.assert_allclose(unit_test_rewards(PASSED, IS_CORRECT), [1.0, 1 / 3, -1 / 3, -1.0], atol=1e-15)
 
 
-def test_a_power_favours_tests_that_reject_all():
-    # p_d^3 is 1, 1/27, 8/27 and 0
-    np.testing.assert_allclose(unit_test_rewards(PASSED, IS_CORRECT, 3.0), [1.0, 1 / 27, -19 / 27, -1.0], atol=1e-15)
-
-
 def test_a_right_test_is_never_punished_and_a_wrong_one_never_rewarded():
     # correct, correct, wrong, wrong. All that can be seen of a test: p_c 1 pays p_d, p_c 0 pays p_d - 1.
     passed = [
