@@ -216,6 +216,13 @@ class Archive(Environment):
         return "broken" if task.id in self.broken else None
 
 
+class AnyAdapter(ParametricAdapter):
+    """For settings that are refused before it is used."""
+
+    def check(self, environment: Environment) -> None:
+        pass
+
+
 def archive(*broken: str, **options) -> EnvironmentDataModule:
     sizes = {"tasks_per_iteration": 4, "pool_size": None, "validation_tasks": None, "test_tasks": None}
     return EnvironmentDataModule(Archive(*broken), **{**sizes, **options})
@@ -264,7 +271,7 @@ def test_the_tasks_of_a_fixed_set_are_validated():
         ),
         ({"test_tasks": 6}, "archive has only 5 out_of_distribution tasks for test; data.test_tasks asks for 6"),
         ({"tasks_per_iteration": 41}, "data.pool_size 40 is too small for data.tasks_per_iteration 41"),
-        ({"tasks_per_iteration": 21, "adapter": ParametricAdapter()}, "data.pool_size 40 is too small .* twice as many"),
+        ({"tasks_per_iteration": 21, "adapter": AnyAdapter()}, "data.pool_size 40 is too small .* twice as many"),
     ],
 )
 def test_more_than_a_fixed_set_has_is_refused(options, message):

@@ -10,7 +10,7 @@ LAYERS = [  # from the bottom; longest matching name counts
     {"rla_lightning", "rla_lightning.types"},
     {"rla_lightning.sandbox"},
     {"rla_lightning.algorithm", "rla_lightning.environments"},
-    {"rla_lightning.distributed", "rla_lightning.settings", "rla_lightning.metrics"},
+    {"rla_lightning.distributed", "rla_lightning.settings", "rla_lightning.metrics", "rla_lightning.checkpoints"},
     {"rla_lightning.models", "rla_lightning.rollout", "rla_lightning.curriculum"},
     {
         *("rla_lightning.measure", "rla_lightning.updates", "rla_lightning.optimization"),

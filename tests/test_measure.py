@@ -179,7 +179,7 @@ def test_an_iteration_measures_its_unit_tests():
     metrics = iteration_metrics(WRITTEN, CRITIC, active=1)
     assert of_tests(metrics, "reward_model") == pytest.approx(ON_POLICY)
     assert metrics["rollout/success_rate"] == pytest.approx(1 / 3)  # of the one active task
-    assert metrics["reward_model/parse_error_rate"] == pytest.approx(3 / 24)  # the unreadable test, once per program
+    assert metrics["reward_model/parse_error_rate"] == pytest.approx(1 / 10)  # the unreadable test of all that were written
 
 
 def test_votes_on_steps_have_no_metrics_of_unit_tests():
