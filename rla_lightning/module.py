@@ -140,10 +140,7 @@ class ClosedLoop(L.LightningModule):
             "rollout.num_judgments is 1, but votes are compared with each other: train the reward model on at least 2 "
             "(or freeze it: model.reward_model_optimizer null)",
         )
-        require(
-            test_format is not None or not rollout.known_programs,
-            "rollout.known_programs rates unit tests, so it needs model.test_format",
-        )
+        require(test_format is not None or not rollout.known_programs, "rollout.known_programs needs model.test_format")
         require(
             test_format is None or judge_format is None,
             f"model.judge_format {type(judge_format).__name__} is of no use with model.test_format",

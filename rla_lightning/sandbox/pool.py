@@ -27,13 +27,15 @@ logger = logging.getLogger(__name__)
 
 def _worker() -> str:
     """A worker's whole program; read now, for a user that drops rights may not read it later."""
-    lockup, main = ((Path(__file__).parent / f"{name}.py").read_text(encoding="utf-8") for name in ("lockup", "zygote"))
-    return (
-        "import sys, types\n"
-        "module = sys.modules['rla_lightning.sandbox.lockup'] = types.ModuleType('lockup')\n"
-        f"exec({lockup!r}, vars(module))\n"
-        f"exec({main!r})\n"
-    )
+    lines = ["import sys, types"]
+    for name in ("lockup", "traces", "zygote"):
+        text = (Path(__file__).parent / f"{name}.py").read_text(encoding="utf-8")
+        if name == "zygote":
+            lines.append(f"exec({text!r})")
+        else:
+            lines.append(f"module = sys.modules['{__package__}.{name}'] = types.ModuleType('{name}')")
+            lines.append(f"exec({text!r}, vars(module))")
+    return "\n".join(lines)
 
 
 WORKER = _worker()

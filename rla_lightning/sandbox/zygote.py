@@ -1,11 +1,11 @@
 """Runs untrusted Python programs in forked children. This file is the main part of a sandbox worker's program.
 
-It is started by `pool.py` as a bare interpreter with an empty environment and imports nothing of the project but `lockup.py`,
-which came along. It locks itself up first: new user, mount, network, IPC, UTS and PID namespaces, and a root directory that
-holds the standard library and little else, all of it read-only. Then it forks once per program: that child reads its inputs
-from the standard input and forks the program's process, which gives up what is left: a private /tmp, resource limits, no
-capabilities, a seccomp filter. The worker never executes a program itself; nothing of what is expected comes here, and
-nothing of a program stays in the memory that the next one inherits.
+It is started by `pool.py` as a bare interpreter with an empty environment and imports nothing of the project but `lockup.py` and
+`traces.py`, which came along. It locks itself up first: new user, mount, network, IPC, UTS and PID namespaces, and a root
+directory that holds the standard library and little else, all of it read-only. Then it forks once per program: that child reads
+its inputs from the standard input and forks the program's process, which gives up what is left: a private /tmp, resource
+limits, no capabilities, a seccomp filter. The worker never executes a program itself; nothing of what is expected comes here,
+and nothing of a program stays in the memory that the next one inherits.
 
 Messages in both directions are JSON after a length of four bytes.
 """
@@ -13,7 +13,6 @@ Messages in both directions are JSON after a length of four bytes.
 from __future__ import annotations
 
 import _sitebuiltins
-import ast
 import atexit
 import builtins
 import contextlib
@@ -29,11 +28,11 @@ import sys
 import threading
 import time
 import traceback
-import warnings
 from types import ModuleType
 from typing import Any
 
 from rla_lightning.sandbox.lockup import NEW_MOUNTS, PR_SET_PDEATHSIG, call, confine, fresh_tmp, libc, lock_up
+from rla_lightning.sandbox.traces import leaves_no_traces
 
 PRELOADED = (  # what programs often import is there when a child starts
     *("array", "bisect", "cmath", "collections", "copy", "dataclasses", "datetime", "decimal", "fractions", "functools"),
@@ -42,28 +41,6 @@ PRELOADED = (  # what programs often import is there when a child starts
 CHUNK = 1 << 16
 KEPT_STDERR = 2000
 RECURSION = sys.getrecursionlimit()
-STATELESS = {  # modules that a program can use on one input after the other
-    *("array", "bisect", "cmath", "collections", "copy", "dataclasses", "datetime", "enum", "fractions", "functools", "heapq"),
-    *("io", "itertools", "math", "operator", "random", "re", "statistics", "string", "sys", "typing"),
-}
-HARMLESS = {  # what may be used of some of them
-    "io": {"StringIO", "BytesIO", "TextIOWrapper"},
-    "sys": {
-        "stdin",
-        "stdout",
-        "stderr",
-        "exit",
-        "maxsize",
-        "getrecursionlimit",
-        "setrecursionlimit",
-        "version_info",
-        "float_info",
-    },
-}
-REACHES_FAR = {
-    *("open", "exec", "eval", "compile", "globals", "locals", "vars", "getattr", "setattr", "delattr", "breakpoint"),
-    *("__builtins__", "__import__", "__loader__", "__spec__"),
-}
 C_LIBRARY: Any = None if libc is None else ctypes.PyDLL(None, use_errno=True)  # once: each would stay in memory
 PROCESS_CLOCK = 2  # CPUCLOCK_SCHED of a whole process, in the lowest bits of a clock's id (linux/posix-timers.h)
 TURN, READY = 3, 4  # handles of a program's process besides the usual three
@@ -154,40 +131,6 @@ def finish(main: ModuleType, *streams: Any) -> None:
     for stream in (sys.stdout, sys.stderr, *streams):
         if stream is not None and not getattr(stream, "closed", False):
             stream.flush()
-
-
-def leaves_no_traces(program: str) -> bool:
-    """Whether nothing that a program names could change what its next input finds in the same process.
-
-    Only for equal results, not for safety: a program that hides what it does spoils its own results.
-    """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # they are told when the program is compiled
-            tree = ast.parse(program)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    imported: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            if not STATELESS.issuperset(alias.name for alias in node.names):
-                return False
-            imported |= {alias.asname or alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            allowed = HARMLESS.get(node.module or "")
-            if node.module not in STATELESS or (allowed and not allowed.issuperset(alias.name for alias in node.names)):
-                return False
-            imported |= {alias.asname or alias.name for alias in node.names}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and node.id in REACHES_FAR:
-            return False
-        if isinstance(node, ast.Attribute):
-            owner = node.value.id if isinstance(node.value, ast.Name) else ""
-            is_hidden = node.attr.startswith("__") and node.attr != "__init__"
-            changes_module = owner in imported and owner != "sys" and not isinstance(node.ctx, ast.Load)
-            if is_hidden or changes_module or node.attr not in HARMLESS.get(owner, (node.attr,)):
-                return False
-    return True
 
 
 # The process that knows the program

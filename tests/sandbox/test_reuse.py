@@ -11,7 +11,7 @@ import pytest
 
 from rla_lightning.environments.coding.environment import OFFLINE
 from rla_lightning.sandbox import Run, RunResult, Sandbox, SandboxSettings
-from rla_lightning.sandbox.zygote import leaves_no_traces
+from rla_lightning.sandbox.traces import leaves_no_traces
 
 LONG = 20.0  # seconds that no program of these tests takes
 SETTINGS = {"workers": 1, "memory_mb": 64, "output_kb": 16}
