@@ -24,9 +24,8 @@ from rla_lightning.models.language_model import load_trainable_state, local_seed
 from rla_lightning.models.muon import muon_and_adamw
 from rla_lightning.models.sharding import unsharded_state
 from rla_lightning.module import ClosedLoop
-from rla_lightning.rollout.batching import Sample, make_micro_batch
+from rla_lightning.rollout.batching import Sample, batch_of
 from rla_lightning.rollout.explorer import DETOURS, INVALID, Explorer
-from rla_lightning.rollout.logprobs import response_logprobs
 from rla_lightning.rollout.players import Players
 from rla_lightning.types import ConfigError, Task
 
@@ -205,8 +204,8 @@ class WarmStart(L.Callback):
                 for group, peak in zip(optimizer.param_groups, rates, strict=True):
                     group["lr"] = peak * 0.5 * (1 + math.cos(math.pi * update / updates))
             drawn = rng.choices(samples, cum_weights=weights, k=self.batch_size)
-            batch = make_micro_batch(drawn, pad_id).to(pl_module.device)
-            logprobs, _ = response_logprobs(model, batch, temperature)
+            batch = batch_of(drawn, pad_id, model.width).to(pl_module.device)
+            logprobs, _ = model(batch, temperature)
             loss = -(logprobs * batch.response_mask).sum() / batch.response_mask.sum()
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -38,6 +38,7 @@ from rla_lightning.rollout.formats import (
 )
 from rla_lightning.rollout.formats_code import UnitTestFormat
 from rla_lightning.rollout.players import Formats, Progress, load_players, no_progress
+from rla_lightning.rollout.scorer import Scorer
 from rla_lightning.settings import (
     AcceptanceSettings,
     ClippedUpdateSettings,
@@ -161,8 +162,8 @@ class ClosedLoop(L.LightningModule):
         )
         self.seed = seed
         self.progress: Progress = no_progress  # callbacks may listen here
-        self.policy: nn.Module | None = None  # built in configure_model
-        self.reward_model: nn.Module | None = None
+        self.policy: Scorer | None = None  # built in configure_model
+        self.reward_model: Scorer | None = None
         self.critic: nn.Module | None = None
         self.register_buffer("iteration", torch.zeros((), dtype=torch.long))
         self.register_buffer("tokens_generated", torch.zeros((), dtype=torch.long))
@@ -254,7 +255,7 @@ class ClosedLoop(L.LightningModule):
             return {f"{name}/samples": float(len(samples))}
         self.progress(f"updating {name}", 0, 1, float("nan"))
         model, temperature = getattr(self, name), self.rollout.temperature
-        steps = pieces(samples, settings, Random(f"{key}/{name}"), self._pad_ids[name], self.device)
+        steps = pieces(samples, settings, Random(f"{key}/{name}"), self._pad_ids[name], self.device, model.width)
         sums = update_language_model(self, name, model, self._optimizers[name], steps, settings, temperature)
         self.tokens_trained += int(sums.get("tokens", 0))
         used = {"samples": min(len(samples), settings.max_samples)}
@@ -324,15 +325,24 @@ class ClosedLoop(L.LightningModule):
             self.seed,
         )
         players = self.players
-        self.policy, self.reward_model, self.critic = players.policy.model, players.reward_model.model, players.critic.model
+        self._build_models()
         tokenizers = (players.policy.tokenizer, players.reward_model.tokenizer, players.critic.tokenizer)
         self._pad_ids = {name: int(tokenizer.pad_token_id) for name, tokenizer in zip(MODELS, tokenizers, strict=True)}
-        if self.device_mesh is not None:
-            mesh = self.device_mesh["data_parallel"]
-            for name in MODELS:
-                setattr(self, name, shard(deepcopy(getattr(self, name)), mesh))
         if self._trainer is not None:  # before any work: callbacks may train for minutes in on_fit_start
             self.players.check_context(self.trainer.datamodule.tasks)  # type: ignore[attr-defined]
+
+    def _build_models(self) -> None:
+        players, mesh = self.players, self.device_mesh
+        sources: tuple[nn.Module, ...] = (players.policy.model, players.reward_model.model, players.critic.model)
+        if mesh is not None:
+            sources = deepcopy(sources)
+        policy, reward_model, critic = sources
+        self.policy = Scorer(policy, self.policy_spec.compile)
+        self.reward_model = Scorer(reward_model, self.reward_model_spec.compile)
+        self.critic = critic
+        if mesh is not None:
+            for name in MODELS:
+                shard(getattr(self, name), mesh["data_parallel"])
 
     def sync_players(self) -> None:
         """Bring the unsharded copies up to date; nothing to do where the models themselves are used."""
@@ -343,6 +353,7 @@ class ClosedLoop(L.LightningModule):
         )
         for name, replica in zip(MODELS, replicas, strict=True):
             model = getattr(self, name)
+            model = model.model if isinstance(model, Scorer) else model
             if replica is not model:
                 sync_replica(replica.to(self.device), model)
 

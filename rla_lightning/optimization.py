@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from rla_lightning.algorithm.losses import LossOutput, policy_loss, value_loss
 from rla_lightning.distributed import sum_over_ranks, world_size
 from rla_lightning.models.sharding import full_tensor
-from rla_lightning.rollout.logprobs import response_logprobs
+from rla_lightning.rollout.scorer import Scorer
 from rla_lightning.settings import ClippedUpdateSettings, UpdateSettings
 from rla_lightning.updates import Piece, ValuePiece
 
@@ -26,22 +26,22 @@ AnyPiece = TypeVar("AnyPiece", Piece, ValuePiece)
 def update_language_model(
     module: L.LightningModule,
     name: str,
-    model: nn.Module,
+    model: Scorer,
     optimizer: LightningOptimizer,
     steps: Sequence[Sequence[Piece]],
     settings: ClippedUpdateSettings,
     temperature: float,
 ) -> dict[str, float]:
     """Clipped policy-gradient update of the policy or the reward model; the sums of `optimize`."""
-    with torch.no_grad():  # the same forward at the same shapes as below: the first ratio is exactly 1
-        old = {id(piece): response_logprobs(model, piece.batch, temperature)[0] for step in steps for piece in step}
+    with torch.no_grad():  # by the forward pass of below at the same shapes; the first step's are its own
+        old = {id(piece): model(piece.batch, temperature)[0] for step in steps[1:] for piece in step}
 
     def loss(piece: Piece) -> LossOutput:
         batch = piece.batch
-        logprobs, entropy = response_logprobs(model, batch, temperature, with_entropy=True)
+        logprobs, entropy = model(batch, temperature, with_entropy=True, entropy_gradient=settings.ent_coef > 0)
         output = policy_loss(
             logprobs,
-            old[id(piece)],
+            old.setdefault(id(piece), logprobs.detach()),
             batch.advantages,
             batch.response_mask,
             denominator=piece.denominator,

@@ -26,10 +26,11 @@ from rla_lightning.rollout.batching import (
     ValueBatch,
     make_micro_batch,
     make_value_batch,
-    micro_batches,
+    pack,
     split_by_budget,
     zero_weight,
 )
+from rla_lightning.rollout.prefix_tree import related
 from rla_lightning.rollout.unit_tests import test_results
 from rla_lightning.settings import RewardSettings, UpdateSettings
 from rla_lightning.types import IterationResult, Judgment, RolloutGroup, TaskFeedback, Trajectory
@@ -279,27 +280,51 @@ def iteration_result(
     )
 
 
-def minibatches(samples: Sequence[T], settings: UpdateSettings, rng: Random) -> list[list[T]]:
-    """At most `max_samples` samples in random order, cut into `minibatches` equal parts (fewer when few)."""
-    chosen = rng.sample(list(samples), min(len(samples), settings.max_samples))
-    parts = min(settings.minibatches, len(chosen))
-    return [chosen[part::parts] for part in range(parts)]
+def minibatches(units: Sequence[Sequence[T]], settings: UpdateSettings, rng: Random) -> list[list[T]]:
+    """At most `max_samples` samples in random order, cut into `minibatches` equal parts (fewer when few).
+
+    Args:
+        units: samples that share work, which stay together; one that is too many for a part, and the last one drawn, are cut.
+        settings: of the update.
+        rng: for the order.
+    """
+    drawn: list[Sequence[T]] = []
+    room = min(settings.max_samples, sum(map(len, units)))
+    most = -(-room // settings.minibatches)
+    cut = [unit[i : i + most] for unit in units for i in range(0, len(unit), most)]
+    for unit in rng.sample(cut, len(cut)):
+        if room > 0:
+            drawn.append(unit[:room])
+            room -= len(drawn[-1])
+    parts: list[list[T]] = [[] for _ in range(min(settings.minibatches, len(drawn)))]
+    for unit in sorted(drawn, key=len, reverse=True):  # longest first into the emptiest, so that they come out alike
+        min(parts, key=len).extend(unit)
+    return parts
 
 
 def pieces(
-    samples: Sequence[TaskSample], settings: UpdateSettings, rng: Random, pad_id: int, device: torch.device
+    samples: Sequence[TaskSample],
+    settings: UpdateSettings,
+    rng: Random,
+    pad_id: int,
+    device: torch.device,
+    width: int | None = None,
 ) -> list[list[Piece]]:
-    """This rank's forward passes of each optimizer step."""
+    """This rank's forward passes of each optimizer step; `width` of a model that can share prefixes."""
     steps = []
-    for part in minibatches(samples, settings, rng):
+    answers = [(*item.sample.prompt_ids, *item.sample.response_ids) for item in samples]
+    together = [[i] for i in range(len(samples))]
+    if width is not None:
+        together = related(answers, [len(item.sample.prompt_ids) for item in samples])
+    for part in minibatches([[samples[i] for i in unit] for unit in together], settings, rng):
         step = []
-        for rows, is_real in _share_of_rank(micro_batches([item.sample for item in part], settings.token_budget)):
-            chosen = [part[row] for row in rows]
-            batch = make_micro_batch([item.sample for item in chosen], pad_id)
-            sampled = torch.zeros(batch.response_ids.shape)
-            sampled[batch.response_mask.bool()] = torch.tensor([x for item in chosen for x in item.sampler_logprobs])
+        for rows, is_real in _share_of_rank(pack([item.sample for item in part], settings.token_budget, width)):
+            batch, chosen = make_micro_batch([item.sample for item in part], rows, pad_id)
+            items = [part[index] for index in chosen]
+            sampled = torch.zeros(batch.response_mask.shape)
+            sampled[batch.response_mask.bool()] = torch.tensor([x for item in items for x in item.sampler_logprobs])
             batch = batch if is_real else zero_weight(batch)
-            task_ids = tuple(dict.fromkeys(item.task_id for item in chosen))
+            task_ids = tuple(dict.fromkeys(item.task_id for item in items))
             step.append(Piece(batch.to(device), sampled.to(device), len(part), task_ids))
         steps.append(step)
     return steps
@@ -310,7 +335,7 @@ def value_pieces(
 ) -> list[list[ValuePiece]]:
     """This rank's forward passes of each optimizer step of the value model."""
     steps = []
-    for part in minibatches(samples, settings, rng):
+    for part in minibatches([[sample] for sample in samples], settings, rng):
         step = []
         lengths = np.array([[len(item.prompt_ids)] for item in part])
         for rows, is_real in _share_of_rank(split_by_budget(lengths, settings.token_budget)):

@@ -29,8 +29,7 @@ from rla_lightning.environments.alfworld.games import Game, read_engine_texts, r
 from rla_lightning.environments.base import Environment
 from rla_lightning.environments.household import HouseholdEnvironment
 from rla_lightning.module import ClosedLoop
-from rla_lightning.rollout.batching import Sample, make_micro_batch
-from rla_lightning.rollout.logprobs import response_logprobs
+from rla_lightning.rollout.batching import Sample, batch_of
 from rla_lightning.types import RolloutGroup, SamplingParams, Task
 
 FAST_STEPS = 20000  # of each simulator
@@ -196,7 +195,7 @@ def recomputed(loop: ClosedLoop, prompts: list[tuple[int, ...]], new_tokens: int
     mask = torch.nn.utils.rnn.pad_sequence([torch.ones(len(p)) for p in prompts], batch_first=True, padding_side="left")
     with torch.no_grad():
         for _ in range(new_tokens):
-            logits = loop.policy(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, -1]  # type: ignore[misc]
+            logits = loop.policy.model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, -1]  # type: ignore[misc]
             ids = torch.cat([ids, torch.multinomial(logits.softmax(-1), 1)], dim=1)
             mask = torch.cat([mask, torch.ones(len(ids), 1)], dim=1)
 
@@ -245,19 +244,19 @@ def main() -> None:
     plain, _ = timed(lambda: recomputed(loop, prompts, new_tokens))
     report("cached against recomputed sampling", cached, recomputed_seconds=round(plain, 4), ratio=round(plain / cached, 2))
 
-    batch = make_micro_batch([Sample(step.prompt_ids, step.completion.token_ids, 1.0) for step in steps_[:512]], 0)
+    batch = batch_of([Sample(step.prompt_ids, step.completion.token_ids, 1.0) for step in steps_[:512]], 0, loop.policy.width)
     optimizer = torch.optim.AdamW(loop.policy.parameters(), lr=1e-4)
 
     def update() -> None:
         for _ in range(arguments.updates):
-            logprobs, _ = response_logprobs(loop.policy, batch, 1.0)  # type: ignore[arg-type]
+            logprobs, _ = loop.policy(batch, 1.0)  # type: ignore[misc]
             (-(logprobs * batch.response_mask).mean()).backward()
             optimizer.step()
             optimizer.zero_grad()
 
     seconds, _ = timed(update)
-    trained = arguments.updates * int(batch.attention_mask.sum())
-    padding = 1 - float(batch.attention_mask.float().mean())
+    trained = arguments.updates * batch.tokens
+    padding = 1 - batch.tokens / batch.input_ids.numel()
     report("update", seconds, tokens_per_second=round(trained / seconds), padding_fraction=round(padding, 3))
 
 

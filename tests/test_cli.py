@@ -202,8 +202,8 @@ def test_evaluation_needs_no_checkpoint(rla: Rla, options: list[str]) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (("--model.policy.tiny.mlp_width", 16), ["another architecture", "policy.model.layers.0.mlp", "(16, 16)"]),
-        (("--model.policy.tiny.layers", 2), ["another architecture", "policy.model.layers.1."]),
+        (("--model.policy.tiny.mlp_width", 16), ["another architecture", "policy.model.model.layers.0.mlp", "(16, 16)"]),
+        (("--model.policy.tiny.layers", 2), ["another architecture", "policy.model.model.layers.1."]),
         (("--model.critic.lora.rank", 2), ["another architecture", "critic.encoder"]),
         (("--data.environment.init_args.rooms", 9), ["another architecture", "embed_tokens"]),
         (("--seed_everything", 7), ["a run with seed_everything 0", "this run has 7"]),

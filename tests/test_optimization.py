@@ -18,8 +18,7 @@ from rla_lightning.environments.base import Environment
 from rla_lightning.models.specs import LanguageModelSpec, LoraSpec, TinySpec, ValueModelSpec
 from rla_lightning.module import ClosedLoop
 from rla_lightning.optimization import averages, optimize
-from rla_lightning.rollout.batching import Sample, make_micro_batch
-from rla_lightning.rollout.logprobs import response_logprobs
+from rla_lightning.rollout.batching import Sample, batch_of
 from rla_lightning.settings import ClippedUpdateSettings, RolloutSettings
 from rla_lightning.types import Completion
 from rla_lightning.updates import TaskSample, ValueSample, pieces, value_pieces
@@ -101,9 +100,9 @@ def distance(before: dict[str, Tensor], model: torch.nn.Module) -> float:
 
 def model_logprobs(loop: ClosedLoop, answers: Sequence[tuple[tuple[int, ...], Completion]]) -> Tensor:
     """Of all sampled tokens, one after the other."""
-    batch = make_micro_batch([Sample(prompt, answer.token_ids, 0.0) for prompt, answer in answers], 0)
+    batch = batch_of([Sample(prompt, answer.token_ids, 0.0) for prompt, answer in answers], 0)
     with torch.no_grad():
-        logprobs, _ = response_logprobs(loop.policy, batch, loop.rollout.temperature)
+        logprobs, _ = loop.policy(batch, loop.rollout.temperature)
     return logprobs[batch.response_mask.bool()]
 
 
@@ -118,10 +117,10 @@ def test_the_first_ratio_is_exactly_one_at_any_temperature_and_top_p(spec):
     def body(loop: Probe) -> None:
         steps = pieces(sampled(loop), replace(ONE_STEP, token_budget=30), Random(0), 0, CPU)
         with torch.no_grad():
-            old = {id(piece): response_logprobs(loop.policy, piece.batch, 0.7)[0] for piece in steps[0]}
+            old = {id(piece): loop.policy(piece.batch, 0.7)[0] for piece in steps[0]}
 
         def loss(piece) -> LossOutput:
-            logprobs, _ = response_logprobs(loop.policy, piece.batch, 0.7)
+            logprobs, _ = loop.policy(piece.batch, 0.7)
             gaps.append(float((logprobs.detach() - old[id(piece)]).abs().max()))
             batch = piece.batch
             return policy_loss(
@@ -226,21 +225,21 @@ def test_target_kl_ends_the_update_and_reports_it():
     assert (reports["policy/optimizer_steps"], reports["policy/stopped_early"]) == (5, 0)
 
 
-def test_an_update_that_stops_before_its_first_step_is_reported():
-    """Dropout makes the first ratio differ from 1."""
-    reports, moved = {}, []
+def test_an_update_whose_second_step_is_not_taken_is_reported():
+    """Dropout makes ratios differ from 1 where the old log-probs come from a forward pass of their own."""
+    reports = {}
     spec = replace(LORA, lora=LoraSpec(rank=2, alpha=64, dropout=0.5))
+    settings = ClippedUpdateSettings(minibatches=2, target_kl=1e-6)
 
     def body(loop: Probe) -> None:
         for name, parameter in loop.policy.named_parameters():
             if "lora_B" in name:
                 torch.nn.init.normal_(parameter.data)
-        before = weights(loop.policy)
-        reports.update(loop._update_language_model("policy", sampled(loop), replace(ONE_STEP, target_kl=1e-6), "k"))
-        moved.append(distance(before, loop.policy))
+        reports.update(loop._update_language_model("policy", sampled(loop), settings, "k"))
 
-    run(body, policy=spec)
-    assert (reports["policy/optimizer_steps"], reports["policy/stopped_early"], moved) == (0, 1, [0.0])
+    run(body, policy=spec, policy_optimizer=partial(torch.optim.SGD, lr=0.0))
+    assert (reports["policy/optimizer_steps"], reports["policy/stopped_early"]) == (1, 1)
+    assert reports["policy/max_kl"] > 1e-6
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])

@@ -279,12 +279,13 @@ def test_value_samples_pair_every_state_with_the_outcome():
 )
 def test_minibatches_use_every_sample_once(number, parts, most, sizes):
     settings = UpdateSettings(minibatches=parts, max_samples=most)
-    cut = minibatches(list(range(number)), settings, Random("x"))
+    units = [[i] for i in range(number)]
+    cut = minibatches(units, settings, Random("x"))
     used = [item for part in cut for item in part]
     assert [len(part) for part in cut] == sizes
     assert len(set(used)) == len(used) == min(number, most)
     assert set(used) <= set(range(number))
-    assert cut == minibatches(list(range(number)), settings, Random("x"))
+    assert cut == minibatches(units, settings, Random("x"))
 
 
 def sample(prompt: tuple[int, ...], response: tuple[int, ...], advantage: float, task_id: str) -> TaskSample:
@@ -295,13 +296,25 @@ LONG = sample((7, 8, 9), (1, 2), 0.5, "long")
 SHORT = sample((5,), (3, 4, 6), -1.0, "short")
 
 
+def test_what_shares_work_stays_in_one_minibatch():
+    units = [["a"] * 5, ["b"] * 3, ["c"] * 3, ["d"]]
+    parts = minibatches(units, UpdateSettings(minibatches=2), Random("x"))
+    assert sorted("".join(sorted(part)) for part in parts) == ["aaaaad", "bbbccc"]
+    cut = minibatches(units, UpdateSettings(minibatches=1, max_samples=7), Random("x"))
+    assert [len(part) for part in cut] == [7]
+
+
 def test_pieces_hold_masks_by_position_and_the_samplers_logprobs_in_place():
-    # pad id 2 is also the last token of the long answer; the shorter sequence (4 tokens) comes first
+    # pad id 2 is also the last token of the long answer, which is predicted but not fed
     ((piece,),) = pieces([LONG, SHORT], UpdateSettings(minibatches=1), Random(0), pad_id=2, device=CPU)
-    assert piece.batch.input_ids.tolist() == [[2, 2, 5, 3, 4, 6], [7, 8, 9, 1, 2, 2]]
-    assert piece.batch.attention_mask.tolist() == [[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0]]
-    assert piece.batch.position_ids.tolist()[0][2:] == [0, 1, 2, 3]
+    rows = {"long": [7, 8, 9, 1], "short": [5, 3, 4, 2]}  # the last of the short one is padding
+    assert piece.batch.input_ids.tolist() == [rows["short"], rows["long"]]
+    assert piece.batch.subtree_ends is None
     assert piece.batch.response_mask.tolist() == [[1, 1, 1], [1, 1, 0]]
+    assert piece.batch.response_ids[0].tolist() == [3, 4, 6]
+    assert piece.batch.response_ids[1, :2].tolist() == [1, 2]
+    assert piece.batch.places[piece.batch.predictions[0]].tolist() == [0, 1, 2]
+    assert piece.batch.places[piece.batch.predictions[1, :2]].tolist() == [6, 7]
     assert piece.batch.advantages.tolist() == [-1.0, 0.5]
     assert piece.batch.weights.tolist() == [1.0, 1.0]
     assert piece.sampler_logprobs.flatten().tolist() == pytest.approx([-0.3, -0.4, -0.6, -0.1, -0.2, 0.0])

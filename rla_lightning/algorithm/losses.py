@@ -129,29 +129,34 @@ def value_loss(logits: Tensor, outcomes: Tensor, *, denominator: float, weights:
 
 
 def token_logprobs(
-    logits: Tensor, targets: Tensor, *, temperature: float, with_entropy: bool = False
+    logits: Tensor, targets: Tensor, *, temperature: float, with_entropy: bool = False, entropy_gradient: bool = True
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probs of given tokens at the sampling temperature and, if asked, the entropy there; computed in float32.
 
-        z = logits / temperature,  logp_bt = z_bt[target_bt] - logsumexp_v z_bt[v],  H_bt = -sum_v p_bt[v] log p_bt[v]
+        z = logits / temperature,  logp = z[target] - logsumexp_v z[v],  H = logsumexp_v z[v] - sum_v p[v] z[v]
 
     Args:
-        logits: [B, T, V], finite.
-        targets: [B, T] token ids.
+        logits: [..., V], finite.
+        targets: [...] token ids.
         temperature: > 0; the one the tokens were sampled at, otherwise the ratio is not 1 before the first update.
         with_entropy: also return the entropy.
+        entropy_gradient: whether a gradient flows into it.
 
     Returns:
-        [B, T] float32 in nats, and likewise the entropy or None.
+        [...] float32 in nats, and likewise the entropy or None.
 
     Raises:
         ValueError: a temperature that is not positive.
     """
     if not temperature > 0.0:
         raise ValueError(f"temperature must be positive, got {temperature}")
-    log_p = (logits.float() / temperature).log_softmax(-1)  # [B, T, V]
-    chosen = log_p.gather(-1, targets[..., None])[..., 0]
-    return chosen, -(log_p.exp() * log_p).sum(-1) if with_entropy else None
+    z = logits.float() if temperature == 1.0 else logits.float() / temperature
+    normaliser = z.logsumexp(-1)
+    chosen = z.gather(-1, targets[..., None])[..., 0] - normaliser
+    if not with_entropy:
+        return chosen, None
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+        return chosen, normaliser - (torch.exp(z - normaliser[..., None]) * z).sum(-1)
 
 
 def _check_shapes(expected: torch.Size, **tensors: Tensor | None) -> None:

@@ -53,7 +53,7 @@ class LoraSpec:
     Args:
         rank: of the adapters.
         alpha: their output is scaled by alpha / rank.
-        dropout: on the adapters' input; anything but 0 makes the first ratio differ from 1.
+        dropout: on the adapters' input; anything but 0 makes the ratio differ from 1 before anything is learned.
         target_modules: peft's choice of layers: all-linear, a regular expression, or a list of name endings.
     """
 
@@ -85,6 +85,7 @@ class LanguageModelSpec:
         gguf_file: the file inside `path` when its weights are in the GGUF format.
         trust_remote_code: run Python code that comes with the weights.
         gradient_checkpointing: recompute activations in the backward pass, less memory for more time.
+        compile: the training forward pass with torch.compile; takes a minute, then needs less time (not with FSDP2).
     """
 
     path: str | None = None
@@ -94,6 +95,7 @@ class LanguageModelSpec:
     gguf_file: str | None = None
     trust_remote_code: bool = False
     gradient_checkpointing: bool = False
+    compile: bool = False
 
     def __post_init__(self) -> None:
         _check_source(self.path, self.gguf_file)

@@ -14,6 +14,7 @@ from rla_lightning.models.specs import LanguageModelSpec, LoraSpec, TinySpec
 from rla_lightning.module import ClosedLoop
 from rla_lightning.rollout.formats import CompactJudgeFormat, CompactPolicyFormat
 from rla_lightning.rollout.formats_code import CompactTestFormat
+from rla_lightning.rollout.scorer import Scorer
 from rla_lightning.settings import RolloutSettings
 from rla_lightning.types import ConfigError, ExpertAction, ExpertTest, Observation, Task, UnitTest
 
@@ -203,7 +204,7 @@ def test_a_cache_hit_gives_the_weights_that_training_gives(make_loop, tmp_path, 
     assert [path.name.split("-")[0] for path in sorted(tmp_path.iterdir())] == ["policy", "reward_model"]  # nothing partial
     assert [same(before, trained, name) for name in ("policy", "reward_model", "critic")] == [False, False, True]
     uncached = start(make_loop(), None)
-    monkeypatch.setattr(warm_start, "response_logprobs", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(Scorer, "forward", lambda *_: pytest.fail("trained again"))
     cached = start(make_loop(), tmp_path)
     for name in ("policy", "reward_model"):
         assert same(trained, cached, name)
@@ -266,11 +267,11 @@ def test_teaching_makes_the_demonstrations_likelier(make_loop):
     loop = make_loop()
     taught = lessons(loop, episodes=3)
     chosen = [taught.policy[i] for i in Random(0).sample(range(len(taught.policy)), 20)]
-    batch = warm_start.make_micro_batch(chosen, 0)
+    batch = warm_start.batch_of(chosen, 0)
 
     def loss() -> float:
         with torch.no_grad():
-            logprobs, _ = warm_start.response_logprobs(loop.policy, batch, 1.0)
+            logprobs, _ = loop.policy(batch, 1.0)
         return -float((logprobs * batch.response_mask).sum() / batch.response_mask.sum())
 
     before = loss()
