@@ -22,7 +22,7 @@ from rla_lightning.environments.base import Environment
 from rla_lightning.models.language_model import LoadedModel, load_language_model
 from rla_lightning.models.specs import LanguageModelSpec
 from rla_lightning.rollout.formats_paper import render
-from rla_lightning.rollout.sampler import TransformersSampler
+from rla_lightning.rollout.transformers_sampler import TransformersSampler
 from rla_lightning.types import Completion, ConfigError, SamplingParams, Task, TaskFeedback
 
 logger = logging.getLogger(__name__)

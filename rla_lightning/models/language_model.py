@@ -149,6 +149,18 @@ def local_seed(seed_key: str, device: torch.device | None = None) -> Iterator[No
         yield
 
 
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside, every module's own training flag restored afterwards."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
 def trainable_state(model: nn.Module) -> dict[str, Tensor]:
     """The weights a checkpoint must hold: all of them, or adapters and heads on a LoRA base.
 

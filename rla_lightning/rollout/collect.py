@@ -79,7 +79,7 @@ def collect(
     with_labels: bool = False,
     progress: Progress | None = None,
 ) -> list[RolloutGroup]:
-    """`group_size` rollouts of every task, one sampler call per turn for all live episodes.
+    """`group_size` rollouts of every task, each at its own pace: who has an answer acts and asks again.
 
     `key`, the task's id, the rollout's number and the turn seed every draw, so results do not depend on
     how tasks are spread over processes (and tasks with equal ids get equal rollouts). Reaching `max_turns`
@@ -92,20 +92,30 @@ def collect(
     if not tasks:
         raise ConfigError("there are no tasks to roll out")
     lives = _start(tasks, group_size, environment, max_turns)
-    turn = 0
-    while running := [live for live in lives if live.stop_reason is None]:
-        running, prompts = _ask(running, policy_format, tokenizer, params, context_length)
-        keys = [f"{key}/{live.task.id}/{live.member}/{turn}" for live in running]
-        answers = sampler.sample(prompts, 1, params, keys) if prompts else []
-        steps = []
-        for live, prompt_ids, (completion,) in zip(running, prompts, answers, strict=True):
-            critic_ids = _critic_ids(live, critic_format, critic_tokenizer or tokenizer, critic_context_length)
-            action = policy_format.parse(completion.text, live.observation)
-            steps.append(Step(prompt_ids, completion, live.observation, action or "", action is not None, critic_ids=critic_ids))
-        _advance(running, steps, environment, with_labels)
-        turn += 1
-        if progress is not None:
-            progress(f"rollout turn {turn}", sum(live.stop_reason is not None for live in lives), len(lives), _success(lives))
+    prompts: dict[int, tuple[int, ...]] = {}  # that are being answered, by the episode's number
+    with sampler.session(params) as session:
+        going_on = list(range(len(lives)))
+        while going_on or prompts:
+            for number in going_on:
+                live = lives[number]
+                prompt = _ask(live, policy_format, tokenizer, params, context_length)
+                if prompt is not None:
+                    prompts[number] = prompt
+                    session.submit(number, prompt, f"{key}/{live.task.id}/{live.member}/{len(live.steps)}")
+            steps = {}
+            for number, completion in session.completed():
+                live = lives[number]
+                critic_ids = _critic_ids(live, critic_format, critic_tokenizer or tokenizer, critic_context_length)
+                action = policy_format.parse(completion.text, live.observation)
+                steps[number] = Step(
+                    prompts.pop(number), completion, live.observation, action or "", action is not None, critic_ids=critic_ids
+                )
+            _advance([lives[number] for number in steps], list(steps.values()), environment, with_labels)
+            going_on = [number for number in steps if lives[number].stop_reason is None]
+            if progress is not None:
+                turn = max((len(live.steps) for live in lives), default=0)
+                done = sum(live.stop_reason is not None for live in lives)
+                progress(f"rollout turn {turn}", done, len(lives), _success(lives))
     trajectories = [live.trajectory() for live in lives]
     return [RolloutGroup(task, tuple(trajectories[i * group_size : (i + 1) * group_size])) for i, task in enumerate(tasks)]
 
@@ -210,29 +220,28 @@ def _start(tasks: Sequence[Task], group_size: int, environment: Environment, max
 
 
 def _ask(
-    lives: Sequence[_Live],
+    live: _Live,
     policy_format: PolicyFormat,
     tokenizer: PreTrainedTokenizerBase,
     params: SamplingParams,
     context_length: int | None,
-) -> tuple[list[_Live], list[tuple[int, ...]]]:
-    """The episodes that go on and their prompts; those that have no room left for an answer end here."""
-    asked, prompts = [], []
-    for live in lives:
-        prompt = policy_format.prompt(tokenizer, live.history, live.observation)
-        if context_length is None or len(prompt) + params.max_new_tokens <= context_length:
-            asked.append(live)
-            prompts.append(prompt)
-        elif live.steps:
-            live.outcome, live.stop_reason = LOST, "TRUNCATED"
-        else:  # such as a rewrite; other tasks are looked at before a run starts
-            live.fail(
-                ConfigError(
-                    f"the prompt of task {live.task.id} has {len(prompt)} tokens; with max_new_tokens = "
-                    f"{params.max_new_tokens} it exceeds the context of {context_length}"
-                )
+) -> tuple[int, ...] | None:
+    """The prompt of an episode; None where it has ended, or ends here as there is no room left for an answer."""
+    if live.stop_reason is not None:
+        return None
+    prompt = policy_format.prompt(tokenizer, live.history, live.observation)
+    if context_length is None or len(prompt) + params.max_new_tokens <= context_length:
+        return prompt
+    if live.steps:
+        live.outcome, live.stop_reason = LOST, "TRUNCATED"
+    else:  # such as a rewrite; other tasks are looked at before a run starts
+        live.fail(
+            ConfigError(
+                f"the prompt of task {live.task.id} has {len(prompt)} tokens; with max_new_tokens = "
+                f"{params.max_new_tokens} it exceeds the context of {context_length}"
             )
-    return asked, prompts
+        )
+    return None
 
 
 def _critic_ids(

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from rla_lightning.environments.base import Environment, TestedEnvironment
-from rla_lightning.models.language_model import LoadedModel, load_language_model
+from rla_lightning.models.language_model import LoadedModel, evaluating, load_language_model
 from rla_lightning.models.specs import LanguageModelSpec, ValueModelSpec
 from rla_lightning.models.value_model import LoadedValueModel, load_value_model
 from rla_lightning.rollout.batching import make_value_batch, split_by_budget
@@ -19,7 +19,8 @@ from rla_lightning.rollout.collect import Progress, collect, describe_error, jud
 from rla_lightning.rollout.explorer import Explorer
 from rla_lightning.rollout.formats import CriticFormat, JudgeFormat, PolicyFormat
 from rla_lightning.rollout.formats_code import UnitTestFormat
-from rla_lightning.rollout.sampler import Sampler, TransformersSampler, evaluating
+from rla_lightning.rollout.sampler import Sampler
+from rla_lightning.rollout.transformers_sampler import TransformersSampler
 from rla_lightning.rollout.unit_tests import judge_by_tests
 from rla_lightning.settings import RolloutSettings
 from rla_lightning.types import ConfigError, RolloutGroup, Task

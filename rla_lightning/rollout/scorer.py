@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from rla_lightning.algorithm.losses import token_logprobs
+from rla_lightning.models.language_model import evaluating
 from rla_lightning.rollout.batching import MicroBatch
-from rla_lightning.rollout.sampler import evaluating
 
 CHUNK = 2**24  # logits that are in memory at a time
 

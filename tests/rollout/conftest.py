@@ -1,9 +1,13 @@
+import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from rla_lightning.rollout.drawing import draw
+from rla_lightning.rollout.randomness import uniforms
 
 SPECIAL = ["<pad>", "</s>", "<unk>", "<act>", "<judge>", "<value>"]
 WORDS = [
@@ -61,6 +65,27 @@ def build_model(vocab_size: int, seed: int = 0, width: int = 32, layers: int = 2
         pad_token_id=None,
     )
     return Qwen2ForCausalLM(config)
+
+
+def recompute_one(model, prompt, seed, params, end_ids):
+    """One row without cache, padding or batch: the whole sequence is computed again for every token."""
+    model.eval()
+    draws = uniforms(np.array([seed], dtype=np.uint64), params.max_new_tokens)[0]
+    ids, logprobs = list(prompt), []
+    for position in range(params.max_new_tokens):
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([ids])).logits[:, -1]
+        token, logprob = draw(logits, torch.tensor([draws[position]]), params)
+        ids.append(int(token))
+        logprobs.append(float(logprob))
+        if ids[-1] in end_ids:
+            break
+    return tuple(ids[len(prompt) :]), logprobs
+
+
+@pytest.fixture(scope="session")
+def recompute():
+    return recompute_one
 
 
 @pytest.fixture(autouse=True)

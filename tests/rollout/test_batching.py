@@ -6,8 +6,8 @@ from transformers import AutoModelForCausalLM, Gemma2Config, GraniteConfig, Llam
 
 from rla_lightning.rollout import scorer
 from rla_lightning.rollout.batching import MicroBatch, Sample, batch_of, make_micro_batch, make_value_batch, pack, zero_weight
-from rla_lightning.rollout.sampler import TransformersSampler
 from rla_lightning.rollout.scorer import Scorer
+from rla_lightning.rollout.transformers_sampler import TransformersSampler
 from rla_lightning.types import ConfigError, SamplingParams
 
 EOS = 1

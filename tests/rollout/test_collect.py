@@ -15,7 +15,8 @@ from rla_lightning.rollout.formats import (
     encode_words,
     gap_notes,
 )
-from rla_lightning.rollout.sampler import TransformersSampler
+from rla_lightning.rollout.sampler import Sampler
+from rla_lightning.rollout.transformers_sampler import TransformersSampler
 from rla_lightning.types import (
     Completion,
     ConfigError,
@@ -72,7 +73,7 @@ class Walk(Episode):
         return Transition(self.observation, self.left == 0, 1.0 if self.left == 0 else None, action in COMMANDS)
 
 
-class Script:
+class Script(Sampler):
     """A sampler that answers with words chosen from the key."""
 
     def __init__(self, tokenizer, choose) -> None:
@@ -241,7 +242,7 @@ def test_a_prompt_that_outgrows_the_context_ends_the_rollout(tokenizer):
         assert (trajectory.outcome, trajectory.stop_reason, trajectory.error) == (-1.0, "TRUNCATED", "")
         assert [len(step.prompt_ids) for step in trajectory.steps] == [3, 4]
     assert (groups[0].rollouts, groups[0].successes, len(calls)) == (1, 0, 3)
-    assert calls[-1] == ("rollout turn 3", 2, 2, 0.0)
+    assert calls[-1] == ("rollout turn 2", 2, 2, 0.0)
     judged = vote(tokenizer, groups, 2, Script(tokenizer, right))
     assert [len(votes) for votes in judged[0].judgments[0]] == [2, 2]
     groups = play(tokenizer, tasks, 1, Script(tokenizer, right), policy_format=Growing(), context_length=6)

@@ -13,6 +13,7 @@ from rla_lightning.rollout.collect import collect, judge
 from rla_lightning.rollout.explorer import Explorer
 from rla_lightning.rollout.formats import Turn, latest, turns_of
 from rla_lightning.rollout.formats_chat import ChatCriticFormat, ChatJudgeFormat, ChatPolicyFormat
+from rla_lightning.rollout.sampler import Sampler
 from rla_lightning.rollout.templates import encode_next_turn
 from rla_lightning.types import (
     Completion,
@@ -204,7 +205,7 @@ ANSWERS = [
 ]
 
 
-class Says:
+class Says(Sampler):
     """Answers of the four turns, the same for every rollout."""
 
     def __init__(self, tokenizer):

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from rla_lightning.rollout.drawing import draw, filter_logits
 from rla_lightning.rollout.randomness import sample_seeds, uniforms
-from rla_lightning.rollout.sampler import TransformersSampler, draw, filter_logits
+from rla_lightning.rollout.transformers_sampler import TransformersSampler
 from rla_lightning.types import ConfigError, SamplingParams
 
 
@@ -17,25 +18,9 @@ def make_prompts(number: int, vocab: int, shortest: int = 2, longest: int = 9) -
     return [tuple(rng.randrange(3, vocab) for _ in range(rng.randint(shortest, longest))) for _ in range(number)]
 
 
-def recompute(model, prompt, seed, params, end_ids):
-    """One row without cache, padding or batch: the whole sequence is computed again for every token."""
-    model.eval()
-    draws = uniforms(np.array([seed], dtype=np.uint64), params.max_new_tokens)[0]
-    ids, logprobs = list(prompt), []
-    for position in range(params.max_new_tokens):
-        with torch.no_grad():
-            logits = model(input_ids=torch.tensor([ids])).logits[:, -1]
-        token, logprob = draw(logits, torch.tensor([draws[position]]), params)
-        ids.append(int(token))
-        logprobs.append(float(logprob))
-        if ids[-1] in end_ids:
-            break
-    return tuple(ids[len(prompt) :]), logprobs
-
-
 @pytest.mark.parametrize("filters", [{}, {"top_k": 5, "top_p": 0.9}, {"temperature": 0.0}])
 @pytest.mark.parametrize("budget", [30, 10_000])  # 30: chunks of one or two rows
-def test_cached_decode_equals_full_recomputation(model, tokenizer, filters, budget):
+def test_cached_decode_equals_full_recomputation(model, tokenizer, recompute, filters, budget):
     params = SamplingParams(**{"temperature": 0.8, "max_new_tokens": 6, **filters})
     prompts = make_prompts(12, len(tokenizer))
     keys = [f"key {i}" for i in range(12)]

@@ -8,6 +8,7 @@ import pytest
 from rla_lightning.algorithm.unit_tests import unit_test_rewards
 from rla_lightning.environments.base import Episode, TestedEnvironment
 from rla_lightning.rollout.formats_code import CompactTestFormat
+from rla_lightning.rollout.sampler import Sampler
 from rla_lightning.rollout.unit_tests import judge_by_tests, test_results
 from rla_lightning.types import (
     LOST,
@@ -63,7 +64,7 @@ def passes(program: str, test: UnitTest) -> bool | None:
     return None if passed is None else test in passed
 
 
-class ScriptedWriter:
+class ScriptedWriter(Sampler):
     """Samples the answers of a table, by the task in the key, and notes what it was asked."""
 
     def __init__(self, **answers: tuple[str, ...]) -> None:
