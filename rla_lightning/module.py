@@ -7,7 +7,6 @@ import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from random import Random
 from typing import Any
 
@@ -18,13 +17,14 @@ from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
 
 from rla_lightning.checkpoints import require_continues
+from rla_lightning.compatibility import require_compatible
 from rla_lightning.distributed import failing_together, from_first, rank, share, unshare
-from rla_lightning.environments.base import Environment, TestedEnvironment
+from rla_lightning.environments.base import Environment
 from rla_lightning.evaluation import evaluate
 from rla_lightning.feedback import decide, task_feedback
 from rla_lightning.measure import GroupValues, iteration_metrics, learning_signal
 from rla_lightning.models.language_model import local_seed, trainable_state
-from rla_lightning.models.sharding import shard, sync_replica
+from rla_lightning.models.sharding import shard, sync_replica, training_copy
 from rla_lightning.models.specs import LanguageModelSpec, ValueModelSpec
 from rla_lightning.optimization import averages, update_language_model, update_value_model
 from rla_lightning.rollout.collect import require_played
@@ -38,6 +38,7 @@ from rla_lightning.rollout.formats import (
 )
 from rla_lightning.rollout.formats_code import UnitTestFormat
 from rla_lightning.rollout.players import Formats, Progress, load_players, no_progress
+from rla_lightning.rollout.sampler import SamplerBackend
 from rla_lightning.rollout.scorer import Scorer
 from rla_lightning.settings import (
     AcceptanceSettings,
@@ -45,7 +46,6 @@ from rla_lightning.settings import (
     RewardSettings,
     RolloutSettings,
     UpdateSettings,
-    require,
 )
 from rla_lightning.types import (
     EvaluationSet,
@@ -95,6 +95,8 @@ class ClosedLoop(L.LightningModule):
         judge_format: renders the judge's prompts and reads its votes; null: compact.
         critic_format: renders the critic's prompts; null: compact.
         test_format: with it the reward model judges programs by writing unit tests; null: it votes on steps.
+        policy_sampler: what the policy acts with, such as a server; null: the model in this process.
+        judge_sampler: likewise what the reward model judges with.
         seed: of every random draw in here.
     """
 
@@ -124,27 +126,20 @@ class ClosedLoop(L.LightningModule):
         judge_format: JudgeFormat | None = None,
         critic_format: CriticFormat | None = None,
         test_format: UnitTestFormat | None = None,
+        policy_sampler: SamplerBackend | None = None,
+        judge_sampler: SamplerBackend | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
-        require(
-            test_format is None or isinstance(environment, TestedEnvironment),
-            f"model.test_format needs an environment whose actions are programs, not {type(environment).__name__}",
-        )
-        require(
-            test_format is not None or not isinstance(environment, TestedEnvironment),
-            f"{type(environment).__name__} tells its verdict with the first observation, so there is nothing left to vote on: "
-            "set model.test_format",
-        )
-        require(
-            reward_model_optimizer is None or rollout.num_judgments >= 2,
-            "rollout.num_judgments is 1, but votes are compared with each other: train the reward model on at least 2 "
-            "(or freeze it: model.reward_model_optimizer null)",
-        )
-        require(test_format is not None or not rollout.known_programs, "rollout.known_programs needs model.test_format")
-        require(
-            test_format is None or judge_format is None,
-            f"model.judge_format {type(judge_format).__name__} is of no use with model.test_format",
+        require_compatible(
+            environment,
+            rollout,
+            votes=judge_format,
+            tests=test_format,
+            policy=policy,
+            reward_model=reward_model,
+            trains_judge=reward_model_optimizer is not None,
+            judged_here=judge_sampler is None,
         )
         self.automatic_optimization = False
         self.strict_loading = False  # frozen and tied weights are not saved; on_load_checkpoint compares the others
@@ -160,6 +155,7 @@ class ClosedLoop(L.LightningModule):
             critic_format or CompactCriticFormat(),
             test_format,
         )
+        self.policy_sampler, self.judge_sampler = policy_sampler, judge_sampler
         self.seed = seed
         self.progress: Progress = no_progress  # callbacks may listen here
         self.policy: Scorer | None = None  # built in configure_model
@@ -169,6 +165,7 @@ class ClosedLoop(L.LightningModule):
         self.register_buffer("tokens_generated", torch.zeros((), dtype=torch.long))
         self.register_buffer("tokens_trained", torch.zeros((), dtype=torch.long))
         self._feedback: list[TaskFeedback] = []
+        self._synced = -1  # the iteration whose weights the players have
         self._seconds: defaultdict[str, float] = defaultdict(float)
 
     # The loop
@@ -176,7 +173,7 @@ class ClosedLoop(L.LightningModule):
     def training_step(self, batch: TaskBatch, batch_idx: int) -> dict[str, IterationResult]:
         """One iteration: roll out, judge, decide on proposals, update all three models."""
         key = f"{self.seed}/iteration/{int(self.iteration)}"
-        self.sync_players()
+        self._sync_if_trained()
         with self._timed("rollout"):
             groups = self._roll_out(batch.tasks, key)
         with self._timed("judge"):
@@ -199,7 +196,7 @@ class ClosedLoop(L.LightningModule):
     def on_train_epoch_end(self) -> None:
         """Regenerate the tasks from this epoch's feedback; `data.adapter: null` only books it."""
         datamodule = self.trainer.datamodule  # type: ignore[attr-defined]
-        self.sync_players()
+        self._sync_if_trained()
         self.progress("adapting tasks", 0, 1, float("nan"))
         datamodule.adapt(self._feedback, lambda tasks: from_first(self.players.predict(tasks)))
         self._feedback = []
@@ -298,7 +295,7 @@ class ClosedLoop(L.LightningModule):
 
     def evaluate(self, batch: EvaluationSet, purpose: Purpose) -> dict[str, float]:
         """Metrics on held-out tasks; the same draws at every call."""
-        self.sync_players()
+        self._sync_if_trained()
 
         def progress(stage: str, done: int, total: int, success_rate: float) -> None:
             self.progress(f"{purpose} {batch.split}: {stage}", done, total, success_rate)
@@ -323,6 +320,8 @@ class ClosedLoop(L.LightningModule):
             self.formats,
             self.rollout,
             self.seed,
+            self.policy_sampler,
+            self.judge_sampler,
         )
         players = self.players
         self._build_models()
@@ -333,29 +332,30 @@ class ClosedLoop(L.LightningModule):
 
     def _build_models(self) -> None:
         players, mesh = self.players, self.device_mesh
-        sources: tuple[nn.Module, ...] = (players.policy.model, players.reward_model.model, players.critic.model)
-        if mesh is not None:
-            sources = deepcopy(sources)
-        policy, reward_model, critic = sources
+        policy = training_copy(players.policy.model, mesh, self.policy_spec.sampling_dtype)
+        reward_model = training_copy(players.reward_model.model, mesh, self.reward_model_spec.sampling_dtype)
         self.policy = Scorer(policy, self.policy_spec.compile)
         self.reward_model = Scorer(reward_model, self.reward_model_spec.compile)
-        self.critic = critic
+        self.critic = training_copy(players.critic.model, mesh, None)
         if mesh is not None:
             for name in MODELS:
-                shard(getattr(self, name), mesh["data_parallel"])
+                shard(getattr(self, name), mesh)
 
     def sync_players(self) -> None:
-        """Bring the unsharded copies up to date; nothing to do where the models themselves are used."""
-        replicas: tuple[nn.Module, ...] = (
-            self.players.policy.model,
-            self.players.reward_model.model,
-            self.players.critic.model,
-        )
-        for name, replica in zip(MODELS, replicas, strict=True):
-            model = getattr(self, name)
-            model = model.model if isinstance(model, Scorer) else model
-            if replica is not model:
-                sync_replica(replica.to(self.device), model)
+        """Act, judge and predict with the weights of now; nothing to do where the models themselves are used."""
+        assert self.policy is not None
+        assert self.reward_model is not None
+        assert self.critic is not None
+        self.players.policy_sampler.update_weights(self.policy.model)
+        if self.reward_model_spec.weights:
+            self.players.judge_sampler.update_weights(self.reward_model.model)
+        if self.critic is not self.players.critic.model:
+            sync_replica(self.players.critic.model.to(self.device), self.critic)
+        self._synced = int(self.iteration)
+
+    def _sync_if_trained(self) -> None:
+        if self._synced != int(self.iteration):
+            self.sync_players()
 
     def configure_optimizers(self) -> Any:
         """One optimizer per model that is not frozen, each with its scheduler."""

@@ -195,7 +195,9 @@ def recomputed(loop: ClosedLoop, prompts: list[tuple[int, ...]], new_tokens: int
     mask = torch.nn.utils.rnn.pad_sequence([torch.ones(len(p)) for p in prompts], batch_first=True, padding_side="left")
     with torch.no_grad():
         for _ in range(new_tokens):
-            logits = loop.policy.model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, -1]  # type: ignore[misc]
+            logits = loop.policy.model(  # type: ignore[union-attr]
+                input_ids=ids, attention_mask=mask, use_cache=False
+            ).logits[:, -1]  # type: ignore[misc]
             ids = torch.cat([ids, torch.multinomial(logits.softmax(-1), 1)], dim=1)
             mask = torch.cat([mask, torch.ones(len(ids), 1)], dim=1)
 

@@ -17,6 +17,7 @@ BASE = CONFIGS / "household.yaml"
 SCALE = sorted(CONFIGS.glob("scale/*.yaml"))  # run in test_scale.py: their models and games are not here
 EXPERIMENTS = sorted(CONFIGS.glob("*.yaml"))
 OVERLAYS = sorted(file for file in CONFIGS.glob("*/*.yaml") if file not in SCALE)
+NOT_HERE = ("trainer/gpu.yaml", "trainer/fsdp2.yaml", "trainer/fsdp2_multinode.yaml")  # their devices
 SMALL = """
 trainer: {max_epochs: 1, callbacks: [{class_path: callbacks.RunSummary}]}
 model:
@@ -76,7 +77,8 @@ def test_there_are_configs() -> None:
     assert [by_name(file) for file in EXPERIMENTS] == experiments
     scales = [f"scale/{name}_qwen2.5-7b_{kind}.yaml" for name in ("alfworld", "coding") for kind in ("full", "lora")]
     assert [by_name(file) for file in SCALE] == scales
-    assert {"trainer/cpu.yaml", "trainer/gpu.yaml", "trainer/fsdp2.yaml"} <= {by_name(file) for file in OVERLAYS}
+    trainers = {"trainer/cpu.yaml", *NOT_HERE}
+    assert trainers <= {by_name(file) for file in OVERLAYS}
 
 
 @pytest.mark.parametrize("file", EXPERIMENTS + OVERLAYS + SCALE, ids=by_name)
@@ -89,9 +91,7 @@ def test_it_parses(rla: Callable[..., Any], file: Path) -> None:
             assert keys.keys() <= config[section].keys()
 
 
-@pytest.mark.parametrize(
-    "file", [f for f in EXPERIMENTS + OVERLAYS if by_name(f) not in ("trainer/gpu.yaml", "trainer/fsdp2.yaml")], ids=by_name
-)
+@pytest.mark.parametrize("file", [f for f in EXPERIMENTS + OVERLAYS if by_name(f) not in NOT_HERE], ids=by_name)
 def test_it_instantiates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, file: Path) -> None:
     cli = instantiate(monkeypatch, *configs_of(file), *local_data(file, tmp_path), "--runs", str(tmp_path))
     assert isinstance(cli.model, ClosedLoop)
@@ -104,13 +104,15 @@ def test_it_instantiates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, file: 
             assert (cli.model.optimizer_factories[name] is None) == (written["model"][f"{name}_optimizer"] is None)
 
 
-def test_sharded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    overlay = configs_of(CONFIGS / "trainer" / "fsdp2.yaml")
+@pytest.mark.parametrize(("name", "nodes"), [("fsdp2", 1), ("fsdp2_multinode", 2)])
+def test_sharded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, nodes: int) -> None:
+    overlay = configs_of(CONFIGS / "trainer" / f"{name}.yaml")
     for devices in (1, 2, 8):
         place = ["--trainer.accelerator", "cpu", "--trainer.devices", str(devices), "--runs", str(tmp_path)]
         strategy = instantiate(monkeypatch, *overlay, *place).trainer.strategy
         assert isinstance(strategy, ShardedStrategy)
-        assert strategy.num_processes == devices
+        assert (strategy.num_nodes, strategy.num_processes) == (nodes, devices)
+        assert strategy.shard_size == ("node" if nodes > 1 else None)
 
 
 @pytest.mark.parametrize("file", EXPERIMENTS[:1] + [f for f in OVERLAYS if f.parent.name != "trainer"], ids=by_name)

@@ -5,7 +5,9 @@ import json
 import math
 import multiprocessing
 import os
+import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +23,8 @@ ROOT = Path(__file__).parent.parent
 FSDP2 = ["--config", str(ROOT / "configs" / "trainer" / "fsdp2.yaml"), "--trainer.accelerator", "cpu", "--trainer.devices", "2"]
 CALLBACKS = '''
 import json
+import os
+import signal
 from pathlib import Path
 
 import lightning as L
@@ -36,12 +40,25 @@ class DumpPool(L.Callback):
         self.folder = Path(folder)
 
     def on_train_epoch_start(self, trainer, pl_module):
-        sharded = [isinstance(p, DTensor) for p in pl_module.parameters()]
+        sharded = [p for p in pl_module.parameters() if isinstance(p, DTensor)]
         content = {
-            "pool": trainer.datamodule.state_dict(), "sharded": sum(sharded), "of": len(sharded), "processes": world_size()
+            "pool": trainer.datamodule.state_dict(),
+            "sharded": len(sharded),
+            "of": len(list(pl_module.parameters())),
+            "mesh": list(sharded[0].device_mesh.shape) if sharded else [],
+            "processes": world_size(),
+            "on_this_machine": os.environ["LOCAL_WORLD_SIZE"],
         }
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / f"{trainer.current_epoch}-{rank()}.json").write_text(json.dumps(content))
+
+
+class KillRank1(L.Callback):
+    """A process that is gone between two of the others' messages."""
+
+    def on_train_batch_end(self, trainer, *_):
+        if rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
 '''
 ENVIRONMENTS = '''
 from dataclasses import replace
@@ -122,17 +139,18 @@ def free_port() -> int:
 
 
 def _rank(rank: int, port: int, args: list[str], log: str) -> None:
-    environment = {"LOCAL_RANK": rank, "NODE_RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    environment = {"LOCAL_RANK": rank, "NODE_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in environment.items()})
     rank_zero_only.rank = rank
     sys.stdout = sys.stderr = open(f"{log}-{rank}", "w", buffering=1)  # noqa: SIM115
     main(args)
 
 
-def two_processes(args: list[str], log: Path, timeout: float = 90) -> list[tuple[int, str]]:
+def two_processes(args: list[str], log: Path, timeout: float = 90, processes: int = 2) -> list[tuple[int, str]]:
     """Exit codes and output of two copies of this process that run the command line as one run, like a launcher's."""
     port, fork = free_port(), multiprocessing.get_context("fork")
-    workers = [fork.Process(target=_rank, args=(rank, port, [*args, *FSDP2], str(log))) for rank in range(2)]
+    args = [args[0], *FSDP2, *args[1:], "--trainer.devices", str(processes)]
+    workers = [fork.Process(target=_rank, args=(rank, port, args, str(log))) for rank in range(processes)]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -171,7 +189,7 @@ def pools(base: Path, experiment: str, rank: int) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def one(base: Path) -> Path:
-    main(start(base, "one", 3))
+    main(start(base, "one", 5))
     return folder(base, "one")
 
 
@@ -208,11 +226,14 @@ def test_summaries_agree(one: Path, two: Path) -> None:
 
 
 def test_resumed_on_two_processes(base: Path, one: Path, two: Path, tmp_path: Path) -> None:
-    (code, out), (other_code, other) = two_processes(start(base, "two", 3, "--ckpt_path", "last"), tmp_path / "log")
+    (code, out), (other_code, other) = two_processes(start(base, "two", 5, "--ckpt_path", "last"), tmp_path / "log")
     assert (code, other_code) == (0, 0), out + other
     assert_close(numbers(one), numbers(folder(base, "two", 1)))
-    assert [pool["pool"] for pool in pools(base, "two", 0)] == [pool["pool"] for pool in pools(base, "two", 1)]
-    assert len(pools(base, "two", 1)) == 3
+    ours, theirs, alone = ([p["pool"]["pool"] for p in pools(base, *key)] for key in (("two", 0), ("two", 1), ("one", 0)))
+    assert ours == theirs
+    assert len(ours) == 5
+    for part in ("slots", "pending"):
+        assert [pool[part] for pool in ours] == [pool[part] for pool in alone]
     assert sorted(run.name for run in two.parent.iterdir()) == ["version_0", "version_1"]
 
 
@@ -229,18 +250,118 @@ def test_checkpoints_have_one_format(one: Path, two: Path) -> None:
 
 def test_from_two_processes_to_one(base: Path, one: Path, two: Path) -> None:
     main(start(base, "merged", 3, "--ckpt_path", str(two / "checkpoints" / "epoch=1.ckpt")))
-    assert_close(numbers(one), numbers(folder(base, "merged")))
-    ours, theirs = (torch.load(run / "checkpoints" / "last.ckpt", weights_only=True) for run in (one, folder(base, "merged")))
+    assert_close(numbers(one, until=3), numbers(folder(base, "merged")))
+    ours, theirs = (torch.load(run / "checkpoints" / "epoch=2.ckpt", weights_only=True) for run in (one, folder(base, "merged")))
     assert ours["state_dict"].keys() == theirs["state_dict"].keys()
     for name, weights in ours["state_dict"].items():
         torch.testing.assert_close(weights, theirs["state_dict"][name], rtol=1e-3, atol=1e-5)
 
 
-def test_from_one_process_to_two(base: Path, one: Path, tmp_path: Path) -> None:
+def test_from_one_process_to_two_copies(base: Path, one: Path, tmp_path: Path) -> None:
     args = start(base, "split", 3, "--ckpt_path", str(one / "checkpoints" / "epoch=1.ckpt"))
-    (code, out), _ = two_processes(args, tmp_path / "log")
+    (code, out), _ = two_processes([*args, "--trainer.strategy.shard_size", "1"], tmp_path / "log")
     assert code == 0, out
-    assert_close(numbers(one), numbers(folder(base, "split")))
+    assert_close(numbers(one, until=3), numbers(folder(base, "split")))
+    assert pools(base, "split", 0)[-1]["mesh"] == [2, 1]
+
+
+def test_killed_with_shards_saved_and_resumed(base: Path, one: Path, tmp_path: Path) -> None:
+    """SIGKILL of both processes after a checkpoint in shards, then on with as many, then on with one."""
+    (tmp_path / "kill.yaml").write_text(
+        "trainer: {callbacks+: [{class_path: callbacks_of_tests.KillAfterCheckpoint, init_args: {epoch: 0}}]}"
+    )
+    shards = ["--trainer.strategy.save_distributed_checkpoint", "true"]
+    killed = two_processes(start(base, "shards", 2, "--config", str(tmp_path / "kill.yaml"), *shards), tmp_path / "killed")
+    assert [code for code, _ in killed] == [-signal.SIGKILL] * 2, killed
+    assert len(list((folder(base, "shards") / "checkpoints" / "epoch=0.ckpt").glob("*.distcp"))) == 2
+    resumed = two_processes(start(base, "shards", 2, "--ckpt_path", "last", *shards), tmp_path / "resumed")
+    assert [code for code, _ in resumed] == [0, 0], resumed
+    assert_close(numbers(one, until=2), numbers(folder(base, "shards", 1)))
+    alone = two_processes(start(base, "shards", 3, "--ckpt_path", "last"), tmp_path / "alone", processes=1)
+    assert [code for code, _ in alone] == [0], alone
+    assert_close(numbers(one, until=3), numbers(folder(base, "shards", 2)))
+
+
+def test_a_killed_process_ends_the_other(base: Path, tmp_path: Path) -> None:
+    (tmp_path / "kill.yaml").write_text("trainer: {callbacks+: [{class_path: ranks_of_tests.KillRank1}]}")
+    args = [*with_environment(base, tmp_path, "CorridorEnvironment"), "--config", str(tmp_path / "kill.yaml")]
+    (code, out), (other_code, _) = two_processes(args, tmp_path / "log", timeout=60)
+    assert (code, other_code) == (1, -signal.SIGKILL), out
+    assert "RuntimeError" in out
+
+
+SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "rla", "SLURM_NNODES": "2", "SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "1"}
+NODES = [
+    *("--config", str(ROOT / "configs" / "trainer" / "fsdp2_multinode.yaml"), "--trainer.accelerator", "cpu"),
+    *("--trainer.devices", "1", "--trainer.num_nodes", "2"),
+]
+
+
+@pytest.fixture(scope="module")
+def nodes(base: Path, one: Path) -> Path:
+    """One epoch on two nodes of one process each, a copy of the models on each, in the environment that srun makes."""
+    port = str(free_port())
+    workers = [
+        subprocess.Popen(
+            [str(Path(sys.executable).with_name("rla")), *start(base, "nodes", 1, *NODES)],
+            cwd=base.parent,
+            env={**os.environ, **SLURM, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            | {"SLURM_PROCID": str(rank), "SLURM_NODEID": str(rank), "SLURM_LOCALID": "0"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        outputs = [worker.communicate(timeout=120)[0] for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+    assert [worker.returncode for worker in workers] == [0, 0], "\n".join(outputs)
+    return folder(base, "nodes")
+
+
+def test_two_nodes_of_a_slurm_job_are_one_run(base: Path, one: Path, nodes: Path) -> None:
+    assert [run.name for run in nodes.parent.iterdir()] == ["version_0"]
+    assert_close(numbers(one, until=1), numbers(nodes))
+    for rank in range(2):
+        for pool in pools(base, "nodes", rank):
+            assert (pool["mesh"], pool["processes"], pool["on_this_machine"]) == ([2, 1], 2, "1")
+
+
+def test_from_two_nodes_to_one_process(base: Path, one: Path, nodes: Path) -> None:
+    ours, theirs = (torch.load(run / "checkpoints" / "epoch=0.ckpt", weights_only=True) for run in (one, nodes))
+    assert {name: w.shape for name, w in ours["state_dict"].items()} == {n: w.shape for n, w in theirs["state_dict"].items()}
+    main(start(base, "gathered", 2, "--ckpt_path", str(nodes / "checkpoints" / "epoch=0.ckpt")))
+    assert_close(numbers(one, until=2), numbers(folder(base, "gathered")))
+
+
+def test_a_size_that_does_not_divide_the_processes(rla: Rla, base: Path) -> None:
+    ended = rla(*start(base, "refused", 1, *FSDP2, "--trainer.devices", "3", "--trainer.strategy.shard_size", "2"))
+    assert ended.message == "trainer.strategy shard_size 2 does not divide 3, the number of processes"
+    assert not folder(base, "refused").exists()
+
+
+def test_a_slurm_job_of_another_size_is_refused(rla: Rla, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**SLURM, "SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_LOCALID": "0"}.items():
+        monkeypatch.setenv(name, value)
+    ended = rla(*start(base, "refused", 1, *FSDP2))
+    assert "devices=2" in ended.message
+    assert "--ntasks-per-node=1" in ended.message
+
+
+def test_sampling_in_bfloat16(base: Path, tmp_path: Path) -> None:
+    """Old log-probs are the trained models' own: the ratio is 1 although other weights have sampled."""
+    names = ("policy", "reward_model")
+    options = [w for n in names for w in (f"--model.{n}.sampling_dtype", "bfloat16", f"--model.{n}_update.minibatches", "1")]
+    (code, out), _ = two_processes(start(base, "half", 1, *options), tmp_path / "log")
+    assert code == 0, out
+    with (folder(base, "half") / "metrics.csv").open(newline="") as file:
+        (row,) = [row for row in csv.DictReader(file) if row["policy/loss"]]
+    for name in names:
+        assert float(row[f"{name}/sampler_gap"]) > 1e-4
+        assert float(row[f"{name}/approx_kl"]) == float(row[f"{name}/clip_fraction"]) == 0
 
 
 def test_more_processes_than_micro_batches_and_tasks(base: Path, tmp_path: Path) -> None:

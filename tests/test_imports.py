@@ -15,6 +15,7 @@ LAYERS = [  # from the bottom; longest matching name counts
     {
         *("rla_lightning.measure", "rla_lightning.updates", "rla_lightning.optimization"),
         *("rla_lightning.evaluation", "rla_lightning.feedback", "rla_lightning.metrics_code"),
+        "rla_lightning.compatibility",
     },
     {"rla_lightning.module", "rla_lightning.datamodule"},
     {"rla_lightning.runs"},

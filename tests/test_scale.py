@@ -69,7 +69,7 @@ def checkpoint(folder: Path) -> Path:
 
 def changed(saved: dict[str, torch.Tensor], original: dict[str, torch.Tensor]) -> float:
     """Share of the numbers in the policy's linear layers that differ from the file that the run started with."""
-    pairs = [(saved[f"policy.{name}"], weights) for name, weights in original.items() if "proj.weight" in name]
+    pairs = [(saved[f"policy.model.{name}"], weights) for name, weights in original.items() if "proj.weight" in name]
     return sum(int((a != b.to(a.dtype)).sum()) for a, b in pairs) / sum(a.numel() for a, _ in pairs)
 
 

@@ -34,7 +34,7 @@ from rla_lightning.types import ConfigError
 class LoadedModel:
     """A language model ready to sample from and to train."""
 
-    model: PreTrainedModel | PeftModel
+    model: PreTrainedModel | PeftModel  # an empty Module where the weights are elsewhere
     tokenizer: PreTrainedTokenizerBase
     context_length: int  # longest prompt plus completion, in tokens
 
@@ -47,6 +47,9 @@ def load_language_model(spec: LanguageModelSpec, words: Sequence[str], seed_key:
         seed_key: random weights are a function of this string alone; torch's global generator is left as it was.
     """
     tokenizer = load_tokenizer(spec, words)
+    if not spec.weights:
+        config = _from_pretrained(AutoConfig.from_pretrained, spec)
+        return LoadedModel(nn.Module(), tokenizer, context_length(config))  # type: ignore[arg-type]
     with local_seed(seed_key), torch.device("cpu"):
         model = build_backbone(spec, tokenizer, AutoModelForCausalLM)
         wrapped = add_lora(model, spec.lora, "CAUSAL_LM") if spec.lora else model

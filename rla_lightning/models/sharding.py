@@ -9,20 +9,23 @@ hangs when ranks finish at different lengths); it runs on an unsharded replica k
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakKeyDictionary, ref
 
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from rla_lightning.models.language_model import trainable_state
+from rla_lightning.models.specs import DType
+from rla_lightning.types import ConfigError
 
 _COMPLETE: WeakKeyDictionary[nn.Module, ref[nn.Module]] = WeakKeyDictionary()  # replicas that have every weight of a model
 
@@ -32,15 +35,20 @@ class ShardedStrategy(ModelParallelStrategy):
 
     def __init__(
         self,
+        shard_size: int | Literal["node"] | None = None,
         save_distributed_checkpoint: bool = False,
         process_group_backend: str | None = None,
         timeout_minutes: float = 30,
     ) -> None:
-        """Configure checkpoints and communication.
+        """Configure shards, checkpoints and communication.
 
         Args:
-            save_distributed_checkpoint: every process saves its shard into a folder; false gathers all weights in one
-                file, which any number of processes can load.
+            shard_size: processes that share one copy of the weights; there are as many copies as it takes to use all
+                processes ("hybrid sharding"). node: those of a node, so that only gradients travel between nodes;
+                null: all.
+            save_distributed_checkpoint: every process saves its shard into a folder, which needs this strategy to be
+                loaded, with any number of processes; false gathers all weights in one file, which one process without it
+                can load, too.
             process_group_backend: null chooses by device, nccl or gloo.
             timeout_minutes: after which a process gives up waiting for the others.
         """
@@ -50,10 +58,34 @@ class ShardedStrategy(ModelParallelStrategy):
             process_group_backend=process_group_backend,
             timeout=timedelta(minutes=timeout_minutes),
         )
+        self.shard_size = shard_size
+
+    def _configure_launcher(self) -> None:
+        self._shards()  # refuses a size before any process is started
+        assert self.cluster_environment is not None
+        try:  # Lightning asks only where it starts the processes itself
+            self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        super()._configure_launcher()
 
     def setup_environment(self) -> None:
         self._data_parallel_size = self.num_nodes * self.num_processes
         super().setup_environment()
+        if (shards := self._shards()) < self.world_size:
+            assert self.lightning_module is not None
+            self._device_mesh = hybrid_mesh(self.root_device.type, self.world_size // shards, shards)
+            self.lightning_module._device_mesh = self._device_mesh
+
+    def _shards(self) -> int:
+        """Of each copy of the weights."""
+        processes = self.num_nodes * self.num_processes
+        if self.shard_size is None:
+            return processes
+        size = self.num_processes if self.shard_size == "node" else self.shard_size
+        if size < 1 or processes % size:
+            raise ConfigError(f"trainer.strategy shard_size {size} does not divide {processes}, the number of processes")
+        return size
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """In one file: as one process would save it.
@@ -92,17 +124,26 @@ class ShardedStrategy(ModelParallelStrategy):
         return content
 
 
+def hybrid_mesh(device_type: str, copies: int, shards: int) -> DeviceMesh:
+    """A mesh for copies of sharded weights, neighbours sharing one, in which Lightning finds the names that it reads."""
+    mesh = init_device_mesh(device_type, (copies, shards, 1), mesh_dim_names=("replicate", "shard", "tensor_parallel"))
+    mesh["replicate", "shard"]._flatten("data_parallel")
+    return mesh
+
+
 def shard(model: nn.Module, mesh: DeviceMesh, dtype: torch.dtype | None = None) -> nn.Module:
     """Shard each transformer block, then the rest, in place; a sharded model is left as it is.
 
     Call the sharded model only through its own forward: its submodules' weights are gathered by hooks.
 
     Args:
-        mesh: one-dimensional, e.g. `device_mesh["data_parallel"]`.
+        mesh: one-dimensional, or a strategy's whole `device_mesh`.
         dtype: to compute in; None computes in the weights' own. Gradients are reduced in float32.
     """
     if isinstance(model, FSDPModule):
         return model
+    if mesh.ndim > 1:
+        mesh = mesh["replicate", "shard"] if "replicate" in (mesh.mesh_dim_names or ()) else mesh["data_parallel"]
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for block in decoder_blocks(model):
         fully_shard(block, mesh=mesh, mp_policy=policy)
@@ -121,6 +162,24 @@ def decoder_blocks(model: nn.Module) -> Iterator[nn.Module]:
             yield from decoder_blocks(child)
 
 
+def training_copy(model: nn.Module, mesh: DeviceMesh | None, sampling_dtype: DType | None) -> nn.Module:
+    """What to train where the model is sampled from: a copy, or the model itself if it can be both.
+
+    Args:
+        mesh: over which the copy will be sharded.
+        sampling_dtype: to which the model's weights, not its buffers, are cast; None: what they are.
+    """
+    own = next(model.parameters()).dtype  # adapters and heads, which may have another, come later
+    dtype = own if sampling_dtype is None else getattr(torch, sampling_dtype)
+    if mesh is None and dtype == own:
+        return model
+    trained = deepcopy(model)
+    if dtype != own:
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(dtype)
+    return trained
+
+
 def unsharded_state(model: nn.Module) -> dict[str, Tensor]:
     """Every weight and persistent buffer in full, on every rank."""
     return {name: full_tensor(tensor).detach() for name, tensor in model.state_dict().items()}
@@ -131,7 +190,7 @@ def sync_replica(replica: nn.Module, model: nn.Module) -> None:
     """Copy the weights of a sharded (or plain) model into an equal unsharded one.
 
     The first call copies every weight, later ones only those that `trainable_state` names, so that
-    a LoRA model sends adapters alone. One weight is gathered at a time.
+    a LoRA model sends adapters alone. One weight is gathered at a time, in the replica's dtype.
     """
     known = _COMPLETE.get(replica)
     if known is not None and known() is model:
@@ -142,7 +201,7 @@ def sync_replica(replica: nn.Module, model: nn.Module) -> None:
     if different:
         raise ValueError(f"the replica is not a copy of the model: only one of them has {different[0]!r}")
     for name, tensor in source.items():
-        target[name].copy_(full_tensor(tensor))
+        target[name].copy_(full_tensor(tensor.to(target[name].dtype)))
     _COMPLETE[replica] = ref(model)
 
 

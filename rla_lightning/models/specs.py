@@ -82,9 +82,12 @@ class LanguageModelSpec:
         tiny: used when path is null.
         lora: train adapters only; null trains every weight.
         dtype: of the weights.
+        sampling_dtype: of the copy to sample from; null: that of the weights. Sharded models always have that copy, on
+            each process whole; another model has it only if this differs from dtype.
         gguf_file: the file inside `path` when its weights are in the GGUF format.
         trust_remote_code: run Python code that comes with the weights.
         gradient_checkpointing: recompute activations in the backward pass, less memory for more time.
+        weights: false loads the tokenizer and the configuration only, for a model that a server samples from.
         compile: the training forward pass with torch.compile; takes a minute, then needs less time (not with FSDP2).
     """
 
@@ -92,13 +95,17 @@ class LanguageModelSpec:
     tiny: TinySpec = field(default_factory=TinySpec)
     lora: LoraSpec | None = None
     dtype: DType = "float32"
+    sampling_dtype: DType | None = None
     gguf_file: str | None = None
     trust_remote_code: bool = False
     gradient_checkpointing: bool = False
+    weights: bool = True
     compile: bool = False
 
     def __post_init__(self) -> None:
         _check_source(self.path, self.gguf_file)
+        if not self.weights and (self.path is None or self.lora is not None):
+            raise ConfigError(f"weights: false needs the path of a tokenizer, got {self.path!r}, and no lora, got {self.lora}")
 
 
 @dataclass(frozen=True)

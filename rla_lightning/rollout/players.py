@@ -19,7 +19,7 @@ from rla_lightning.rollout.collect import Progress, collect, describe_error, jud
 from rla_lightning.rollout.explorer import Explorer
 from rla_lightning.rollout.formats import CriticFormat, JudgeFormat, PolicyFormat
 from rla_lightning.rollout.formats_code import UnitTestFormat
-from rla_lightning.rollout.sampler import Sampler
+from rla_lightning.rollout.sampler import Sampler, SamplerBackend
 from rla_lightning.rollout.transformers_sampler import TransformersSampler
 from rla_lightning.rollout.unit_tests import judge_by_tests
 from rla_lightning.settings import RolloutSettings
@@ -195,8 +195,10 @@ def load_players(
     formats: Formats,
     settings: RolloutSettings,
     seed: int,
+    policy_sampler: SamplerBackend | None = None,
+    judge_sampler: SamplerBackend | None = None,
 ) -> Players:
-    """Build or load the three models, on the CPU, with samplers in this process."""
+    """Build or load the three models, on the CPU, and what samples from them; null: this process."""
     words = environment.vocabulary()
     actor = load_language_model(policy, words, f"{seed}/policy")
     judging = load_language_model(reward_model, words, f"{seed}/reward_model")
@@ -205,8 +207,14 @@ def load_players(
         policy=actor,
         reward_model=judging,
         critic=load_value_model(critic, words, f"{seed}/critic"),
-        policy_sampler=TransformersSampler(actor.model, actor.tokenizer, settings.sampler_tokens),
-        judge_sampler=TransformersSampler(judging.model, judging.tokenizer, settings.sampler_tokens),
+        policy_sampler=_sampler(policy_sampler, actor, "policy", settings),
+        judge_sampler=_sampler(judge_sampler, judging, "reward_model", settings),
         formats=formats,
         settings=settings,
     )
+
+
+def _sampler(backend: SamplerBackend | None, loaded: LoadedModel, name: str, settings: RolloutSettings) -> Sampler:
+    if backend is not None:
+        return backend.build(loaded, name)
+    return TransformersSampler(loaded.model, loaded.tokenizer, settings.sampler_tokens)

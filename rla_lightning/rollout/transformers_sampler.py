@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from rla_lightning.models.language_model import evaluating
+from rla_lightning.models.sharding import sync_replica
 from rla_lightning.rollout.drawing import draw
 from rla_lightning.rollout.key_values import KeyValues, can_regroup, gather
 from rla_lightning.rollout.randomness import sample_seeds, uniforms
@@ -27,7 +28,7 @@ class TransformersSampler(Sampler):
     """Samples from a causal language model of transformers, or one with adapters; whatever its weights are at the time.
 
     Args:
-        model: its training flags are as before after each call.
+        model: the one that is trained, or a whole copy of it. Its training flags are as before after each call.
         tokenizer: for padding, the end token and decoding.
         max_batch_tokens: padded tokens (prompt plus new) that are decoded at a time; as many again may be kept of
             conversations that wait for their turn.
@@ -56,6 +57,11 @@ class TransformersSampler(Sampler):
     def session(self, params: SamplingParams) -> Iterator[Session]:
         check_request([], 1, params, [])
         yield _Session(self, params)
+
+    def update_weights(self, model: nn.Module) -> None:
+        """Copy the weights of `model`, sharded or of another dtype, unless it is the one that is sampled from."""
+        if model is not self.model:
+            sync_replica(self.model.to(next(model.parameters()).device), model)
 
     def end_ids(self) -> list[int]:
         generation = getattr(self.model, "generation_config", None)

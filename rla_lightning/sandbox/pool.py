@@ -139,7 +139,7 @@ class Sandbox:
             logger.warning("isolation is none: model-written programs can read and change whatever this user can")
         processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # of a distributed run, on this machine
         number = self.settings.workers or max(1, len(os.sched_getaffinity(0)) // processes)
-        first = int(os.environ.get("LOCAL_RANK", "0")) * number
+        first = int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0"))) * number
         self._workers = [_Worker(self.settings, slot) for slot in range(first, first + number)]
         try:
             for worker in self._workers:

@@ -340,6 +340,15 @@ def test_the_processes_of_a_distributed_run_share_the_cpus(
     assert [worker.slot for worker in sandbox._workers] == list(expected)  # each slot has a user of its own
 
 
+def test_tasks_of_a_slurm_job_have_users_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.setenv("SLURM_LOCALID", "2")
+    monkeypatch.setattr(pool._Worker, "start", lambda _: None)
+    sandbox = Sandbox(SandboxSettings(workers=4))
+    sandbox.start()
+    assert [worker.slot for worker in sandbox._workers] == [8, 9, 10, 11]
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
