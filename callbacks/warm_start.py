@@ -31,7 +31,7 @@ from rla_lightning.types import ConfigError, Task
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 2  # of the cache; raise it when training changes
+FORMAT = 3  # of the cache; raise it when training changes
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ class WarmStart(L.Callback):
                 for group, peak in zip(optimizer.param_groups, rates, strict=True):
                     group["lr"] = peak * 0.5 * (1 + math.cos(math.pi * update / updates))
             drawn = rng.choices(samples, cum_weights=weights, k=self.batch_size)
-            batch = batch_of(drawn, pad_id, model.width).to(pl_module.device)
+            batch = batch_of(drawn, pad_id).to(pl_module.device)
             logprobs, _ = model(batch, temperature)
             loss = -(logprobs * batch.response_mask).sum() / batch.response_mask.sum()
             loss.backward()

@@ -31,10 +31,11 @@ def test_turns_of_one_conversation_are_a_chain():
 
 def test_rows_are_shared_only_where_it_is_less_work():
     long = [(*tuple(range(20)), 50, i, *range(100, 140)) for i in range(2)]  # 62 tokens each, 21 of them shared
-    # together 103: 103 + 103^2 / (6 d); apart 2 (62 + 62^2 / (6 d)): less from d = 23.2 on, 21 > 2921 / (6 d)
-    assert [len(row.tokens) for row in prefix_rows(long, 23, 1000)] == [62, 62]
-    assert [len(row.tokens) for row in prefix_rows(long, 24, 1000)] == [103]
-    assert [len(row.tokens) for row in prefix_rows(long, 24, 102)] == [62, 62]  # over the budget
+    # the second adds 41 + (103^2 - 62^2) / (6 d) to the first, 70% of its own work are .7 (62 + 62^2 / (6 d)):
+    # 4074.2 / (6 d) < 2.4 from d = 282.9 on
+    assert [len(row.tokens) for row in prefix_rows(long, 282, 1000)] == [62, 62]
+    assert [len(row.tokens) for row in prefix_rows(long, 283, 1000)] == [103]
+    assert [len(row.tokens) for row in prefix_rows(long, 283, 102)] == [62, 62]  # over the budget
     assert [len(row.tokens) for row in prefix_rows(long, None, 1000)] == [62, 62]  # a model that cannot
     assert laid_out([(1, 2), (3, 4)]) == [([1, 2], [0, 1], [2, 2]), ([3, 4], [0, 1], [2, 2])]
 
