@@ -53,3 +53,12 @@ bench: install  ## Speed of each stage as JSON lines.
 
 clean:  ## Remove the virtual environment and caches, keep runs.
 	rm -rf $(VENV) *.egg-info .pytest_cache .mypy_cache .ruff_cache
+
+.PHONY: vllm
+vllm: .venv-vllm/.installed  ## vLLM for CPUs in its own virtual environment (3.4 GB), for the samplers of configs and tests that name it.
+
+.venv-vllm/.installed: scripts/vllm.txt
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet $(PIP_ARGS) --requirement scripts/vllm.txt
+	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec  # built for another torch, not needed
+	@touch $@

@@ -29,7 +29,7 @@ from rla_lightning.environments.alfworld.builder import build_games
 from rla_lightning.evaluation import evaluation_table
 from rla_lightning.module import ClosedLoop
 from rla_lightning.runs import ReplayMetrics, check_checkpoint, discard_unused, last_checkpoint, new_run_folder, process_rank
-from rla_lightning.types import ConfigError, EpisodesFailedError, Purpose
+from rla_lightning.types import ConfigError, EpisodesFailedError, Purpose, ServerError
 
 HARMLESS_WARNINGS = (
     ".*Experiment logs directory .* exists and is not empty",  # the run folder is ours and new
@@ -183,7 +183,7 @@ def main(args: list[str] | None = None) -> None:
             },
             args=args,
         )
-    except EpisodesFailedError as error:
+    except (EpisodesFailedError, ServerError) as error:
         _fail(str(error))
     except MisconfigurationException as error:
         _fail(_one_line(str(error)))

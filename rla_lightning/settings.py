@@ -149,7 +149,8 @@ class UpdateSettings:
         minibatches: optimizer steps per pass over the samples.
         update_epochs: passes over the samples.
         max_samples: most samples used per iteration, drawn at random.
-        token_budget: most tokens (padded) in one forward pass; changes memory and speed, never the gradients.
+        token_budget: most tokens (padded) in one forward pass; changes memory and speed, never the gradients. More than a few
+            thousand are of use on a GPU only.
         max_grad_norm: gradients are clipped to this norm.
         success_low: tasks with a lower success rate are left out.
         success_high: tasks with a higher success rate are left out.
@@ -158,7 +159,7 @@ class UpdateSettings:
     minibatches: int = 4
     update_epochs: int = 1
     max_samples: int = 2048
-    token_budget: int = 16384
+    token_budget: int = 4096
     max_grad_norm: float = 1.0
     success_low: float = 0.0
     success_high: float = 1.0

@@ -31,6 +31,10 @@ class EpisodesFailedError(RuntimeError):
     """Every episode of an iteration ended with an error of the environment; the message holds the first."""
 
 
+class ServerError(RuntimeError):
+    """A model server that does not do its work; the message names its address and what it said."""
+
+
 @dataclass(frozen=True)
 class Task:
     """One task as plain data: it can be written to a file and read back."""

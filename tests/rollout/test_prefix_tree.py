@@ -31,11 +31,12 @@ def test_turns_of_one_conversation_are_a_chain():
 
 def test_rows_are_shared_only_where_it_is_less_work():
     long = [(*tuple(range(20)), 50, i, *range(100, 140)) for i in range(2)]  # 62 tokens each, 21 of them shared
-    # the second adds 41 + (103^2 - 62^2) / (6 d) to the first, 70% of its own work are .7 (62 + 62^2 / (6 d)):
-    # 4074.2 / (6 d) < 2.4 from d = 282.9 on
-    assert [len(row.tokens) for row in prefix_rows(long, 282, 1000)] == [62, 62]
-    assert [len(row.tokens) for row in prefix_rows(long, 283, 1000)] == [103]
-    assert [len(row.tokens) for row in prefix_rows(long, 283, 102)] == [62, 62]  # over the budget
+    # together 103 + 103^2 / (12 d), apart 2 (62 + 62^2 / (12 d)): 2921 / (12 d) < 21 from d = 11.6 on
+    assert [len(row.tokens) for row in prefix_rows(long, 11, 1000)] == [62, 62]
+    assert [len(row.tokens) for row in prefix_rows(long, 12, 1000)] == [103]
+    assert [len(row.tokens) for row in prefix_rows(long, 12, 102)] == [62, 62]  # over the budget
+    little = [(*range(12), *range(100 * i, 100 * i + 30)) for i in (1, 2)]  # 12 of 42 are less than 30%
+    assert [len(row.tokens) for row in prefix_rows(little, 10_000, 1000)] == [42, 42]
     assert [len(row.tokens) for row in prefix_rows(long, None, 1000)] == [62, 62]  # a model that cannot
     assert laid_out([(1, 2), (3, 4)]) == [([1, 2], [0, 1], [2, 2]), ([3, 4], [0, 1], [2, 2])]
 
