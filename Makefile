@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CONFIG ?= configs/household.yaml
 ARGS ?=
+JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n > 4 ? 4 : n)))
 
 .PHONY: help install engine smollm2 run test test-slow check bench clean
 
@@ -35,8 +36,8 @@ $(VENV)/.smollm2: $(VENV)/.installed
 run: install  ## The main job: train, then report the test sets before and after (CONFIG=..., ARGS="--seed_everything 1").
 	$(BIN)/rla fit --config $(CONFIG) $(ARGS)
 
-test: install  ## All tests but the slow ones.
-	$(BIN)/python -m pytest $(ARGS)
+test: install  ## All tests but the slow ones, files side by side (JOBS=0: all in one process, as with ARGS=--pdb).
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 test-slow: install  ## The learning tests, minutes each.
 	$(BIN)/python -m pytest -m slow $(ARGS)

@@ -7,6 +7,7 @@ import json
 import math
 import time
 from collections import defaultdict
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rla_lightning.datamodule import EnvironmentDataModule
+from rla_lightning.models.sizes import ModelSize, model_sizes
 from rla_lightning.module import ClosedLoop
 
 KEYS = {  # of summary.json: metric of the test sets
@@ -62,6 +64,11 @@ class RunSummary(L.Callback):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._start = time.monotonic()
 
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        for name, size in _sizes(pl_module).items():
+            if trainer.is_global_zero:
+                Console(soft_wrap=True).print(f"{name}: {size}", highlight=False)
+
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if not self.before:  # a resumed run has it in its checkpoint
             self.before = _evaluate(trainer, pl_module)
@@ -86,6 +93,7 @@ class RunSummary(L.Callback):
             "proposed_tasks": datamodule.pool.proposed,
             "tokens_generated": int(pl_module.tokens_generated),
             "tokens_trained": int(pl_module.tokens_trained),
+            "parameters": {name: asdict(size) for name, size in _sizes(pl_module).items()},
             "test": {"before": self.before, "after": after},
         }
         (folder / "summary.json").write_text(json.dumps(_without_nan(summary), indent=2) + "\n")
@@ -124,6 +132,13 @@ def draw_curves(metrics_file: Path, picture: Path) -> None:
         if axes.lines:
             axes.legend(fontsize="small")
     figure.savefig(picture, dpi=100)
+
+
+def _sizes(pl_module: L.LightningModule) -> dict[str, ModelSize]:
+    assert isinstance(pl_module, ClosedLoop)
+    factories = pl_module.optimizer_factories
+    models = {name: getattr(pl_module, name) for name in factories}
+    return model_sizes(models, [name for name, factory in factories.items() if factory is not None])
 
 
 def _evaluate(trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, float]:

@@ -104,6 +104,8 @@ class WarmStart(L.Callback):
             ("reward_model", lessons.judge, self.judge_updates),
         ):
             if updates > 0 and getattr(pl_module, f"{name}_spec").path is None:
+                if not any(True for _ in getattr(pl_module, name).parameters()):
+                    raise ConfigError(f"the {name} is the policy's frozen base: set its lora, or WarmStart's updates of it to 0")
                 with local_seed(f"{pl_module.seed}/warm start/{name}", pl_module.device):  # of dropout on adapters
                     self._teach(trainer, pl_module, name, samples, updates)
         pl_module.sync_players()

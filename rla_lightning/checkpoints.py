@@ -11,7 +11,12 @@ from rla_lightning.types import ConfigError
 
 
 def require_continues(
-    checkpoint: Mapping[str, Any], own: Mapping[str, Tensor], trained: Sequence[str], seed: int, is_training: bool
+    checkpoint: Mapping[str, Any],
+    own: Mapping[str, Tensor],
+    trained: Sequence[str],
+    seed: int,
+    on_random_base: Sequence[str],
+    is_training: bool,
 ) -> None:
     """Refuse a checkpoint that this run cannot go on from.
 
@@ -20,10 +25,11 @@ def require_continues(
         own: the weights that this run would save.
         trained: the models that this run trains.
         seed: of this run.
+        on_random_base: the models that add adapters to random weights of the policy's, which no checkpoint has.
         is_training: an evaluation needs the same architecture only.
 
     Raises:
-        ConfigError: with the first weight that differs, or the models or seeds.
+        ConfigError: with the first weight that differs, or the models, bases or seeds.
     """
     saved = checkpoint.get("state_dict", own)
     for name in sorted(own.keys() | saved.keys()):
@@ -33,6 +39,9 @@ def require_continues(
         if own[name].shape != saved[name].shape:
             shapes = f"{tuple(saved[name].shape)} in the checkpoint, {tuple(own[name].shape)} in this model"
             raise ConfigError(f"the checkpoint is of another architecture: {name} is {shapes}")
+    for name in sorted(set(on_random_base).symmetric_difference(checkpoint.get("on_random_base", ()))):
+        was = "own" if name in on_random_base else "policy"
+        raise ConfigError(f"the checkpoint's adapters of the {name} belong to other random weights: model.{name}.base was {was}")
     earlier = checkpoint["optimizers_of"]
     if is_training and list(earlier) != list(trained):
         now = ", ".join(trained) or "nothing"

@@ -44,6 +44,7 @@ def require_compatible(
     )
     require(tests is not None or not rollout.known_programs, "rollout.known_programs needs model.test_format")
     require(tests is None or votes is None, f"model.judge_format {type(votes).__name__} is of no use with model.test_format")
+    require(policy.base == "own", "model.policy.base policy: it is the others that can be on the policy's base")
     require(policy.weights, "model.policy.weights is false, but the policy is trained here")
     require(
         reward_model.weights or (not judged_here and not trains_judge),

@@ -14,6 +14,7 @@ from rla_lightning.curriculum.adapters import Predict, ProposingAdapter, TaskAda
 from rla_lightning.curriculum.pool import TaskPool
 from rla_lightning.curriculum.selection import choose_from_corpus
 from rla_lightning.environments.base import Environment
+from rla_lightning.models.language_model import LoadedModel
 from rla_lightning.settings import require
 from rla_lightning.types import ConfigError, EvaluationSet, Purpose, Split, Task, TaskBatch, TaskFeedback
 
@@ -115,6 +116,11 @@ class EnvironmentDataModule(L.LightningDataModule):
         """All that can be rolled out now: the slots of the pool and the evaluation tasks."""
         sets = self.evaluation_sets("validation") + self.evaluation_sets("test")
         return [*self.pool.slots, *(task for evaluation_set in sets for task in evaluation_set.tasks)]
+
+    def lend(self, policy: LoadedModel) -> None:
+        """Let an adapter that has no model of its own write with the policy's base; called once the models are built."""
+        if isinstance(self.adapter, ProposingAdapter):
+            self.adapter.lend(policy)
 
     def adapt(self, feedback: Sequence[TaskFeedback], predict: Predict) -> None:
         """Book the verdicts of one iteration and propose the next tasks."""

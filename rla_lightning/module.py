@@ -24,8 +24,7 @@ from rla_lightning.evaluation import evaluate
 from rla_lightning.feedback import decide, task_feedback
 from rla_lightning.measure import GroupValues, iteration_metrics, learning_signal
 from rla_lightning.models.language_model import local_seed, trainable_state
-from rla_lightning.models.sharding import shard, sync_replica, training_copy
-from rla_lightning.models.specs import LanguageModelSpec, ValueModelSpec
+from rla_lightning.models.specs import LanguageModelSpec, ValueModelSpec, on_policy_base
 from rla_lightning.optimization import averages, update_language_model, update_value_model
 from rla_lightning.rollout.collect import require_played
 from rla_lightning.rollout.formats import (
@@ -40,6 +39,7 @@ from rla_lightning.rollout.formats_code import UnitTestFormat
 from rla_lightning.rollout.players import Formats, Progress, load_players, no_progress
 from rla_lightning.rollout.sampler import SamplerBackend
 from rla_lightning.rollout.scorer import Scorer
+from rla_lightning.rollout.trained import trained_models
 from rla_lightning.settings import (
     AcceptanceSettings,
     ClippedUpdateSettings,
@@ -131,6 +131,8 @@ class ClosedLoop(L.LightningModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
+        reward_model = on_policy_base("reward_model", reward_model, policy, may_be_bare=reward_model_optimizer is None)
+        critic = on_policy_base("critic", critic, policy)
         require_compatible(
             environment,
             rollout,
@@ -145,6 +147,8 @@ class ClosedLoop(L.LightningModule):
         self.strict_loading = False  # frozen and tied weights are not saved; on_load_checkpoint compares the others
         self.environment = environment
         self.policy_spec, self.reward_model_spec, self.critic_spec = policy, reward_model, critic
+        shared = {name for name, spec in (("reward_model", reward_model), ("critic", critic)) if spec.base == "policy"}
+        self.on_random_base = sorted(shared) if policy.path is None else []
         self.optimizer_factories = dict(zip(MODELS, (policy_optimizer, reward_model_optimizer, critic_optimizer), strict=True))
         self.scheduler_factories = dict(zip(MODELS, (policy_scheduler, reward_model_scheduler, critic_scheduler), strict=True))
         self.rollout, self.reward, self.acceptance = rollout, reward, acceptance
@@ -159,7 +163,7 @@ class ClosedLoop(L.LightningModule):
         self.seed = seed
         self.progress: Progress = no_progress  # callbacks may listen here
         self.policy: Scorer | None = None  # built in configure_model
-        self.reward_model: Scorer | None = None
+        self.reward_model: nn.Module | None = None
         self.critic: nn.Module | None = None
         self.register_buffer("iteration", torch.zeros((), dtype=torch.long))
         self.register_buffer("tokens_generated", torch.zeros((), dtype=torch.long))
@@ -323,34 +327,20 @@ class ClosedLoop(L.LightningModule):
             self.policy_sampler,
             self.judge_sampler,
         )
-        players = self.players
-        self._build_models()
-        tokenizers = (players.policy.tokenizer, players.reward_model.tokenizer, players.critic.tokenizer)
-        self._pad_ids = {name: int(tokenizer.pad_token_id) for name, tokenizer in zip(MODELS, tokenizers, strict=True)}
+        self._trained_models = trained_models(
+            self.players, self.policy_spec, self.reward_model_spec, self.critic_spec, self.device_mesh
+        )
+        for name in MODELS:
+            setattr(self, name, getattr(self._trained_models, name))
+        self._pad_ids = {name: int(getattr(self.players, name).tokenizer.pad_token_id) for name in MODELS}
         if self._trainer is not None:  # before any work: callbacks may train for minutes in on_fit_start
-            self.players.check_context(self.trainer.datamodule.tasks)  # type: ignore[attr-defined]
-
-    def _build_models(self) -> None:
-        players, mesh = self.players, self.device_mesh
-        policy = training_copy(players.policy.model, mesh, self.policy_spec.sampling_dtype)
-        reward_model = training_copy(players.reward_model.model, mesh, self.reward_model_spec.sampling_dtype)
-        self.policy = Scorer(policy, self.policy_spec.compile)
-        self.reward_model = Scorer(reward_model, self.reward_model_spec.compile)
-        self.critic = training_copy(players.critic.model, mesh, None)
-        if mesh is not None:
-            for name in MODELS:
-                shard(getattr(self, name), mesh)
+            datamodule = self.trainer.datamodule  # type: ignore[attr-defined]
+            datamodule.lend(self.players.policy)
+            self.players.check_context(datamodule.tasks)
 
     def sync_players(self) -> None:
-        """Act, judge and predict with the weights of now; nothing to do where the models themselves are used."""
-        assert self.policy is not None
-        assert self.reward_model is not None
-        assert self.critic is not None
-        self.players.policy_sampler.update_weights(self.policy.model)
-        if self.reward_model_spec.weights:
-            self.players.judge_sampler.update_weights(self.reward_model.model)
-        if self.critic is not self.players.critic.model:
-            sync_replica(self.players.critic.model.to(self.device), self.critic)
+        """Act, judge and predict with the weights of now; callbacks that train call this."""
+        self._trained_models.update(self.players, self.device)
         self._synced = int(self.iteration)
 
     def _sync_if_trained(self) -> None:
@@ -393,14 +383,14 @@ class ClosedLoop(L.LightningModule):
         return {name: value for name, value in super().state_dict(*args, **kwargs).items() if name in kept}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Note which model each optimizer state belongs to (Lightning restores them by position), and the seed."""
+        """Note which model each optimizer state belongs to (Lightning restores them by position), the seed and the bases."""
         checkpoint["optimizers_of"] = list(self._optimizers)
-        checkpoint["seed"] = self.seed
+        checkpoint["seed"], checkpoint["on_random_base"] = self.seed, self.on_random_base
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse a checkpoint of other models, or to train on with others of them or another seed."""
         now = [name for name in MODELS if self.optimizer_factories[name] is not None]
-        require_continues(checkpoint, self.state_dict(), now, self.seed, self.trainer.training)
+        require_continues(checkpoint, self.state_dict(), now, self.seed, self.on_random_base, self.trainer.training)
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:

@@ -1,23 +1,17 @@
 """Small real runs of the command line, in this process and in others, on the environment of environments/README.md."""
 
 import os
+import random
 import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
-from tokenizers import Tokenizer
-from tokenizers.decoders import ByteLevel as ByteLevelDecoder
-from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel
-from tokenizers.trainers import BpeTrainer
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from rla_lightning.cli import main
 from rla_lightning.sandbox import Sandbox, SandboxSettings
 from rla_lightning.types import ConfigError
 
@@ -102,6 +96,41 @@ TEMPLATE = (
 )
 
 
+# `make test` runs files side by side in several processes. These are never beside each other: they give programs little time
+# and count processes, or start some that are busy at the same time.
+CROWDED = (
+    *("tests/sandbox/", "tests/environments/test_alfworld_engine.py", "tests/models/test_sharding.py", "tests/test_fsdp2.py"),
+    *("tests/rollout/servers/", "tests/test_vllm_run.py"),
+)
+# They come first, then what takes longest besides, so that every process has work until the end.
+LONG = (
+    *("tests/test_scale.py", "tests/test_cli.py", "tests/test_configs.py", "tests/test_resume.py", "tests/test_coding_loop.py"),
+    *("tests/environments/test_alfworld_hash_seed.py", "tests/environments/test_coding_pipelines.py"),
+    *("tests/environments/test_alfworld_rewriting.py", "tests/test_user_code.py", "tests/test_scale_coding.py"),
+    *("tests/environments/test_household_episode.py", "tests/rollout/test_formats_code.py"),
+)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A file's tests run in one process, in their order, for they share fixtures."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "crowded" if nodeid.startswith(CROWDED) else super()._split_scope(nodeid)
+
+    config.option.loadscopereorder = False
+    return Scheduling(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In the order in which the scheduler hands them out; without several processes it stays that of their names."""
+    if hasattr(config, "workerinput"):
+        places = {file: place for place, file in enumerate(LONG)}
+        items.sort(key=lambda item: -1 if item.nodeid.startswith(CROWDED) else places.get(item.nodeid.split("::")[0], len(LONG)))
+
+
 def code_block(language: str) -> str:
     """The only code block in that language of the guide to environments."""
     (block,) = re.findall(rf"```{language}\n(.*?)```", README.read_text(), re.DOTALL)
@@ -110,7 +139,20 @@ def code_block(language: str) -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
+    import torch
+
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _same_draws() -> None:
+    """In every file, whichever ran before it in this process."""
+    import numpy as np
+    import torch
+
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")
@@ -160,6 +202,7 @@ class Outcome:
 @pytest.fixture
 def rla(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
     """Runs the command line in this process."""
+    from rla_lightning.cli import main
 
     def run(*args: object) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["rla"])
@@ -177,6 +220,13 @@ def rla(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture(scope="session")
 def random_qwen() -> Callable[[Path, Sequence[str], Sequence[str]], Path]:
     """Makes tiny random Qwen2.5 models as `save_pretrained` leaves them."""
+    import torch
+    from tokenizers import Tokenizer
+    from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+    from tokenizers.models import BPE
+    from tokenizers.pre_tokenizers import ByteLevel
+    from tokenizers.trainers import BpeTrainer
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
     def make(place: Path, corpus: Sequence[str], answers: Sequence[str]) -> Path:
         """Of a tokenizer trained on the corpus, in which each answer is one token that the model prefers to most others."""
@@ -212,7 +262,7 @@ def random_qwen() -> Callable[[Path, Sequence[str], Sequence[str]], Path]:
 def rla_process() -> Callable[..., Outcome]:
     """Runs the console script in a new process, as users do."""
 
-    def run(*args: object, cwd: Path, timeout: float = 120) -> Outcome:
+    def run(*args: object, cwd: Path, timeout: float = 240) -> Outcome:
         script = Path(sys.executable).with_name("rla")
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         ended = subprocess.run(

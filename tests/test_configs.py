@@ -14,6 +14,7 @@ from rla_lightning.module import MODELS, ClosedLoop
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 BASE = CONFIGS / "household.yaml"
+SHARED = CONFIGS / "scale" / "alfworld_qwen2.5-7b_shared.yaml"
 SCALE = sorted(CONFIGS.glob("scale/*.yaml"))  # run in test_scale.py: their models and games are not here
 EXPERIMENTS = sorted(CONFIGS.glob("*.yaml"))
 OVERLAYS = sorted(file for file in CONFIGS.glob("*/*.yaml") if file not in SCALE)
@@ -30,8 +31,9 @@ data: {tasks_per_iteration: 2, pool_size: 4, validation_tasks: 2, test_tasks: 2}
 
 
 def configs_of(file: Path) -> list[str]:
-    """The options that use a file: an overlay goes on top of the main experiment."""
-    files = [BASE, file] if file in OVERLAYS else [file]
+    """The options that use a file: an overlay goes on top of the main experiment, or of another one."""
+    below = {SHARED: SHARED.with_name("alfworld_qwen2.5-7b_lora.yaml"), **dict.fromkeys(OVERLAYS, BASE)}
+    files = [below[file], file] if file in below else [file]
     return [word for path in files for word in ("--config", str(path))]
 
 
@@ -76,7 +78,7 @@ def test_there_are_configs() -> None:
     experiments = ["alfworld_tiny.yaml", "coding_smollm2.yaml", "coding_tiny.yaml", "household.yaml"]
     assert [by_name(file) for file in EXPERIMENTS] == experiments
     scales = [f"scale/{name}_qwen2.5-7b_{kind}.yaml" for name in ("alfworld", "coding") for kind in ("full", "lora")]
-    assert [by_name(file) for file in SCALE] == scales
+    assert [by_name(file) for file in SCALE] == sorted([*scales, by_name(SHARED)])
     trainers = {"trainer/cpu.yaml", *NOT_HERE}
     assert trainers <= {by_name(file) for file in OVERLAYS}
 

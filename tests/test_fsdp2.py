@@ -146,7 +146,7 @@ def _rank(rank: int, port: int, args: list[str], log: str) -> None:
     main(args)
 
 
-def two_processes(args: list[str], log: Path, timeout: float = 90, processes: int = 2) -> list[tuple[int, str]]:
+def two_processes(args: list[str], log: Path, timeout: float = 240, processes: int = 2) -> list[tuple[int, str]]:
     """Exit codes and output of two copies of this process that run the command line as one run, like a launcher's."""
     port, fork = free_port(), multiprocessing.get_context("fork")
     args = [args[0], *FSDP2, *args[1:], "--trainer.devices", str(processes)]
@@ -314,7 +314,7 @@ def nodes(base: Path, one: Path) -> Path:
         for rank in range(2)
     ]
     try:
-        outputs = [worker.communicate(timeout=120)[0] for worker in workers]
+        outputs = [worker.communicate(timeout=240)[0] for worker in workers]
     finally:
         for worker in workers:
             worker.kill()
@@ -362,6 +362,24 @@ def test_sampling_in_bfloat16(base: Path, tmp_path: Path) -> None:
     for name in names:
         assert float(row[f"{name}/sampler_gap"]) > 1e-4
         assert float(row[f"{name}/approx_kl"]) == float(row[f"{name}/clip_fraction"]) == 0
+
+
+def test_three_models_on_one_base(base: Path, tmp_path: Path) -> None:
+    """The base's shards are held once, and so is the whole copy that each process samples from; one process goes on."""
+    models = ("policy", "reward_model", "critic")
+    options = [word for name in models for word in (f"--model.{name}.lora.rank", "2")]
+    options += ["--model.reward_model.base", "policy", "--model.critic.base", "policy"]
+    options += ["--data.validation_tasks", "1", "--data.test_tasks", "1"]
+    main(start(base, "base-1", 2, *options))
+    ended = two_processes(start(base, "base-2", 1, *options), tmp_path / "log")
+    assert [code for code, _ in ended] == [0, 0], ended
+    checkpoint = folder(base, "base-2") / "checkpoints" / "last.ckpt"
+    main(start(base, "base-3", 2, *options, "--ckpt_path", str(checkpoint)))
+    alone, resumed = numbers(folder(base, "base-1")), numbers(folder(base, "base-3"))
+    assert_close(alone, resumed)
+    assert all(row[f"{name}/grad_norm"] > 0 for row in alone if "policy/loss" in row for name in models)
+    (whole, *_), (sharded, *_) = pools(base, "base-1", 0), pools(base, "base-2", 1)
+    assert sharded["sharded"] == sharded["of"] == whole["of"]
 
 
 def test_more_processes_than_micro_batches_and_tasks(base: Path, tmp_path: Path) -> None:

@@ -61,6 +61,9 @@ class Probe(ClosedLoop):
 class OneBatch(L.LightningDataModule):
     tasks = ()
 
+    def lend(self, policy):
+        pass
+
     def train_dataloader(self):
         return CombinedLoader([[0]])
 

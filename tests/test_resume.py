@@ -16,7 +16,7 @@ from rla_lightning.cli import main
 from rla_lightning.runs import discard_unused, last_checkpoint, logged_rows, new_run_folder
 
 EPOCHS = 4
-SEEDS = range(4, 24)  # floats differ from machine to machine, so which of them has proposals of every kind does, too
+SEEDS = (9, *range(4, 9), *range(10, 24))  # which of them has proposals of every kind differs as floats do between machines
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -84,7 +84,7 @@ def forked(args: list[str]) -> int:
     """Exit code of a command line in a copy of this process, much faster than a new one."""
     process = multiprocessing.get_context("fork").Process(target=main, args=(args,))
     process.start()
-    process.join(60)
+    process.join(240)
     assert process.exitcode is not None
     return process.exitcode
 

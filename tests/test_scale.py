@@ -47,8 +47,8 @@ def small(model: Path, games: Path, runs: Path) -> list[object]:
     ]
 
 
-def scale(kind: str) -> tuple[object, ...]:
-    return "--config", CONFIGS / "scale" / f"alfworld_qwen2.5-7b_{kind}.yaml"
+def scale(*kinds: str) -> list[object]:
+    return [word for kind in kinds for word in ("--config", CONFIGS / "scale" / f"alfworld_qwen2.5-7b_{kind}.yaml")]
 
 
 def run_of(runs: Path, kind: str) -> Path:
@@ -140,11 +140,15 @@ def test_the_chat_formats_run_the_same_loop(rla, model: Path, games: Path, tmp_p
 
 
 def test_sharded(rla_process, model: Path, games: Path, tmp_path: Path) -> None:
-    """The bases are bfloat16 and the adapters float32, in one shard."""
+    """The bases are bfloat16 and the adapters float32, in one shard; critic and rewriter are on the policy's base."""
     sharded = ("--config", CONFIGS / "trainer" / "fsdp2.yaml", "--trainer.devices", 1, "--trainer.max_epochs", 1)
-    ended = rla_process("fit", *scale("lora"), *small(model, games, tmp_path), *sharded, cwd=tmp_path)
+    options = small(model, games, tmp_path)
+    for name in ("--model.critic.path", "--data.adapter.init_args.model.path"):
+        del options[options.index(name) : options.index(name) + 2]
+    own = ("--model.reward_model.base", "own")
+    ended = rla_process("fit", *scale("lora", "shared"), *options, *own, *sharded, cwd=tmp_path)
     assert ended.code == 0, ended.err
-    (row,) = rows(run_of(tmp_path, "lora"), "rollout/mean_turns")
+    (row,) = rows(run_of(tmp_path, "shared"), "rollout/mean_turns")
     for name in ("policy", "reward_model", "critic"):
         assert row[f"{name}/optimizer_steps"] == 4
 

@@ -19,6 +19,7 @@ from rla_lightning.curriculum.pool import TaskPool, TaskRecord
 from rla_lightning.curriculum.selection import sample_distinct
 from rla_lightning.distributed import failing_together, from_first, rank
 from rla_lightning.environments.base import Environment
+from rla_lightning.models.language_model import LoadedModel
 from rla_lightning.types import ConfigError, Direction, Proposal, Task, TaskFeedback
 
 logger = logging.getLogger(__name__)
@@ -112,6 +113,9 @@ class ProposingAdapter(ABC):
         self, environment: Environment, pool: TaskPool, requests: Sequence[Request], key: str
     ) -> list[tuple[Task, ...]]:
         """Of each request the valid tasks that the pool has never seen, without repeats."""
+
+    def lend(self, policy: LoadedModel) -> None:  # noqa: B027
+        """Take what is needed of the policy, which is on the CPU; raise ConfigError where it cannot be had."""
 
     def statistics(self) -> dict[str, float]:
         return {}

@@ -10,6 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -54,7 +55,7 @@ class RewriterAdapter(ProposingAdapter):
 
     def __init__(
         self,
-        model: LanguageModelSpec,
+        model: LanguageModelSpec | None = None,
         attempts: int = 8,
         temperature: float = 0.8,
         top_p: float = 0.95,
@@ -73,6 +74,7 @@ class RewriterAdapter(ProposingAdapter):
 
         Args:
             model: the rewriter, pretrained; it is never trained. Under several processes only the first one loads it.
+                null: the base that the policy adds its adapters to.
             attempts: answers drawn per task, all in one batch.
             temperature: of the answers, 0 makes all attempts equal.
             top_p: nucleus filter, 1 switches it off.
@@ -83,14 +85,17 @@ class RewriterAdapter(ProposingAdapter):
             max_proposals: most proposals pending at a time; null: no limit.
             ranking: `critic` chooses among the valid answers by `anchored_success`, `first` takes the first one (paper).
             parametric_fallback: where no answer is valid, choose among the environment's own variants.
-            device: that the rewriter runs on; auto: the current GPU if there is one, else the CPU.
-            offload: keep its weights in the CPU's memory while it is not used.
+            device: that the rewriter runs on; auto: the current GPU if there is one, else the CPU. The policy's base stays
+                where it is.
+            offload: keep its weights in the CPU's memory while it is not used; likewise.
             sampler_tokens: most tokens (prompts and answers, padded) decoded in one batch.
         """
         super().__init__(low, high, target, max_proposals, asks_critic=ranking == "critic")
-        if model.path is None:
+        if model is not None and model.base != "own":
+            raise ConfigError("the rewriter shares the policy's base where its model is null, not where its model.base is policy")
+        if model is not None and model.path is None:
             raise ConfigError("the rewriter is never trained, so it needs a pretrained model: set its model.path, got null")
-        if model.lora is not None:
+        if model is not None and model.lora is not None:
             raise ConfigError(f"the rewriter is never trained: its model.lora must be null, got {model.lora}")
         for name, value in (("attempts", attempts), ("max_new_tokens", max_new_tokens), ("sampler_tokens", sampler_tokens)):
             if value < 1:
@@ -122,6 +127,16 @@ class RewriterAdapter(ProposingAdapter):
             )
         if self.parametric_fallback and type(environment).vary is Environment.vary:
             raise ConfigError(f"environment '{environment.name}' has no vary to fall back on: set parametric_fallback to false")
+
+    def lend(self, policy: LoadedModel) -> None:
+        if self.model is not None:
+            return
+        if policy.bare is None or not policy.bare.name_or_path:
+            raise ConfigError(
+                "the rewriter's model is null, but the policy has no pretrained base that stays frozen: "
+                "set model.policy.path and model.policy.lora"
+            )
+        self._loaded = self._with_room(replace(policy, model=policy.bare))
 
     def adapt(
         self, environment: Environment, pool: TaskPool, feedback: Sequence[TaskFeedback], predict: Predict, key: str
@@ -180,25 +195,30 @@ class RewriterAdapter(ProposingAdapter):
 
     def _load(self) -> LoadedModel:
         if self._loaded is None:
-            loaded = load_language_model(self.model, (), "rewriter")
-            if self.params.max_new_tokens >= loaded.context_length:
-                raise ConfigError(
-                    f"the rewriter's max_new_tokens {self.params.max_new_tokens} leaves no room for a prompt "
-                    f"in its context of {loaded.context_length} tokens"
-                )
-            self._loaded = loaded
+            assert self.model is not None  # or the policy's base was lent
+            self._loaded = self._with_room(load_language_model(self.model, (), "rewriter"))
         return self._loaded
+
+    def _with_room(self, loaded: LoadedModel) -> LoadedModel:
+        if self.params.max_new_tokens >= loaded.context_length:
+            raise ConfigError(
+                f"the rewriter's max_new_tokens {self.params.max_new_tokens} leaves no room for a prompt "
+                f"in its context of {loaded.context_length} tokens"
+            )
+        return loaded
 
     @contextmanager
     def _placed(self, loaded: LoadedModel) -> Iterator[None]:
         """The model on its device inside, and afterwards in the CPU's memory if it is to be offloaded."""
         device = self.device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
         model: nn.Module = loaded.model
-        model.to(device)
+        if self.model is None:
+            device = next(model.parameters()).device
+        model.to(device)  # of the policy's base all but buffers is there
         try:
             yield
         finally:
-            if self.offload and device.type != "cpu":
+            if self.model is not None and self.offload and device.type != "cpu":
                 model.to("cpu")
                 if device.type == "cuda":
                     torch.cuda.empty_cache()  # for the other models, which share the device

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -37,6 +38,7 @@ class LoadedModel:
     model: PreTrainedModel | PeftModel  # an empty Module where the weights are elsewhere
     tokenizer: PreTrainedTokenizerBase
     context_length: int  # longest prompt plus completion, in tokens
+    bare: PreTrainedModel | None = None  # what adapters were added to, around the same weights: frozen
 
 
 def load_language_model(spec: LanguageModelSpec, words: Sequence[str], seed_key: str) -> LoadedModel:
@@ -52,11 +54,32 @@ def load_language_model(spec: LanguageModelSpec, words: Sequence[str], seed_key:
         return LoadedModel(nn.Module(), tokenizer, context_length(config))  # type: ignore[arg-type]
     with local_seed(seed_key), torch.device("cpu"):
         model = build_backbone(spec, tokenizer, AutoModelForCausalLM)
-        wrapped = add_lora(model, spec.lora, "CAUSAL_LM") if spec.lora else model
-    model.generation_config.pad_token_id = tokenizer.pad_token_id
-    if spec.path is None:  # a pretrained model may list several end tokens of its own
-        model.generation_config.eos_token_id = tokenizer.eos_token_id
-    return LoadedModel(wrapped.train(), tokenizer, context_length(model.config))
+        model.generation_config.pad_token_id = tokenizer.pad_token_id
+        if spec.path is None:  # a pretrained model may list several end tokens of its own
+            model.generation_config.eos_token_id = tokenizer.eos_token_id
+        bare = same_weights(model) if spec.lora else None
+        wrapped = to_train(model, spec, "CAUSAL_LM")
+    return LoadedModel(wrapped, tokenizer, context_length(model.config), bare)
+
+
+def share_language_model(policy: LoadedModel, spec: LanguageModelSpec, seed_key: str) -> LoadedModel:
+    """A model on the policy's frozen base: with adapters of its own, or bare."""
+    assert policy.bare is not None
+    with local_seed(seed_key), torch.device("cpu"):
+        model = to_train(same_weights(policy.bare), spec, "CAUSAL_LM")
+    return LoadedModel(model, policy.tokenizer, policy.context_length, policy.bare)
+
+
+def same_weights(model: PreTrainedModel) -> PreTrainedModel:
+    """Other modules around the same parameters: adapters added to one are not in the other."""
+    return deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
+
+
+def to_train(model: PreTrainedModel, spec: LanguageModelSpec | ValueModelSpec, task_type: str) -> PreTrainedModel | PeftModel:
+    """In training mode, with all that the spec adds to its weights."""
+    if spec.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return (add_lora(model, spec.lora, task_type) if spec.lora else model).train()
 
 
 def load_tokenizer(spec: LanguageModelSpec | ValueModelSpec, words: Sequence[str]) -> PreTrainedTokenizerBase:
@@ -84,8 +107,6 @@ def build_backbone(
     else:
         model = _from_pretrained(auto_class.from_pretrained, spec, dtype=dtype, use_safetensors=True)
     _without_dropout(model)
-    if spec.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model
 
 

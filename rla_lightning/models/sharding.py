@@ -8,9 +8,10 @@ hangs when ranks finish at different lengths); it runs on an unsharded replica k
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakKeyDictionary, ref
@@ -25,6 +26,7 @@ from torch.optim import Optimizer
 
 from rla_lightning.models.language_model import trainable_state
 from rla_lightning.models.specs import DType
+from rla_lightning.models.value_model import ValueModel
 from rla_lightning.types import ConfigError
 
 _COMPLETE: WeakKeyDictionary[nn.Module, ref[nn.Module]] = WeakKeyDictionary()  # replicas that have every weight of a model
@@ -142,15 +144,57 @@ def shard(model: nn.Module, mesh: DeviceMesh, dtype: torch.dtype | None = None) 
     """
     if isinstance(model, FSDPModule):
         return model
+    options = _options(mesh, dtype)
+    for block in decoder_blocks(model):
+        fully_shard(block, **options)
+    # Tied embeddings stay tied: both uses belong to the root. By default the root stays gathered after a forward
+    # without a backward, and its parameters are then plain tensors whose storage is later freed.
+    fully_shard(model, **options, reshard_after_forward=True)
+    return model
+
+
+def shard_together(models: Sequence[nn.Module], mesh: DeviceMesh, dtype: torch.dtype | None = None) -> None:
+    """Shard models that share a base, in place: one root for all, and one unit for the blocks of each layer.
+
+    Call the models as before, one at a time. A forward pass also gathers the adapters of the others.
+
+    Args:
+        models: with equal bases, as `same_weights` makes them.
+        mesh: as for `shard`.
+        dtype: likewise.
+    """
+    options = _options(mesh, dtype)
+    units = [_Unit(blocks) for blocks in zip(*map(decoder_blocks, models), strict=True)]
+    for unit in units:
+        fully_shard(unit, **options)
+        unit.take_calls()
+    root = _Unit(models, units)
+    below = {parameter for unit in units for parameter in unit.parameters()}
+    fully_shard(root, **options, reshard_after_forward=True, ignored_params=below)
+    root.take_calls()
+
+
+class _Unit(nn.Module):
+    """Modules with weights in common, of which one is called at a time: a call of it is a call of the unit."""
+
+    def __init__(self, members: Sequence[nn.Module], units: Sequence[nn.Module] = ()) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+        self.units = nn.ModuleList(units)  # where FSDP finds them from the root; no member does
+
+    def forward(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
+
+    def take_calls(self) -> None:
+        for member in self.members:
+            member.forward = partial(self.__call__, member.forward)
+
+
+def _options(mesh: DeviceMesh, dtype: torch.dtype | None) -> dict[str, Any]:
     if mesh.ndim > 1:
         mesh = mesh["replicate", "shard"] if "replicate" in (mesh.mesh_dim_names or ()) else mesh["data_parallel"]
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    for block in decoder_blocks(model):
-        fully_shard(block, mesh=mesh, mp_policy=policy)
-    # Tied embeddings stay tied: both uses belong to the root. By default the root stays gathered after a forward
-    # without a backward, and its parameters are then plain tensors whose storage is later freed.
-    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
-    return model
+    return {"mesh": mesh, "mp_policy": policy}
 
 
 def decoder_blocks(model: nn.Module) -> Iterator[nn.Module]:
@@ -162,20 +206,21 @@ def decoder_blocks(model: nn.Module) -> Iterator[nn.Module]:
             yield from decoder_blocks(child)
 
 
-def training_copy(model: nn.Module, mesh: DeviceMesh | None, sampling_dtype: DType | None) -> nn.Module:
-    """What to train where the model is sampled from: a copy, or the model itself if it can be both.
+def training_copies(models: Sequence[nn.Module], mesh: DeviceMesh | None, sampling_dtype: DType | None) -> list[nn.Module]:
+    """What to train where the models are sampled from: copies, or the models themselves if they can be both.
 
     Args:
-        mesh: over which the copy will be sharded.
-        sampling_dtype: to which the model's weights, not its buffers, are cast; None: what they are.
+        models: what they have in common, the copies have in common, too.
+        mesh: over which the copies will be sharded.
+        sampling_dtype: to which the weights of language models, not their buffers, are cast; None: what they are.
     """
-    own = next(model.parameters()).dtype  # adapters and heads, which may have another, come later
+    own = next(models[0].parameters()).dtype  # adapters and heads, which may have another, come later
     dtype = own if sampling_dtype is None else getattr(torch, sampling_dtype)
     if mesh is None and dtype == own:
-        return model
-    trained = deepcopy(model)
+        return list(models)
+    trained = deepcopy(list(models))
     if dtype != own:
-        for parameter in model.parameters():
+        for parameter in (p for model in models if not isinstance(model, ValueModel) for p in model.parameters()):
             parameter.data = parameter.data.to(dtype)
     return trained
 

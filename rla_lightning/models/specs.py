@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from transformers import CONFIG_MAPPING
 
 from rla_lightning.types import ConfigError
 
 DType = Literal["float32", "bfloat16"]
+Base = Literal["own", "policy"]
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
@@ -89,6 +90,8 @@ class LanguageModelSpec:
         gradient_checkpointing: recompute activations in the backward pass, less memory for more time.
         weights: false loads the tokenizer and the configuration only, for a model that a server samples from.
         compile: the training forward pass with torch.compile; takes a minute, then needs less time (not with FSDP2).
+        base: policy: adapters of its own on the policy's frozen base, which is in memory once; path, tiny and dtype are
+            the policy's. A frozen reward model without lora is the bare base.
     """
 
     path: str | None = None
@@ -101,6 +104,7 @@ class LanguageModelSpec:
     gradient_checkpointing: bool = False
     weights: bool = True
     compile: bool = False
+    base: Base = "own"
 
     def __post_init__(self) -> None:
         _check_source(self.path, self.gguf_file)
@@ -119,6 +123,8 @@ class ValueModelSpec:
         dtype: of the encoder's weights; the head is always float32.
         trust_remote_code: run Python code that comes with the weights.
         gradient_checkpointing: recompute activations in the backward pass, less memory for more time.
+        base: policy: adapters and a head of its own on the policy's frozen base, which is in memory once; path, tiny and
+            dtype are the policy's.
     """
 
     path: str | None = None
@@ -127,9 +133,39 @@ class ValueModelSpec:
     dtype: DType = "float32"
     trust_remote_code: bool = False
     gradient_checkpointing: bool = False
+    base: Base = "own"
 
     def __post_init__(self) -> None:
         _check_source(self.path, None)
+
+
+AnySpec = TypeVar("AnySpec", LanguageModelSpec, ValueModelSpec)
+
+
+def on_policy_base(name: str, spec: AnySpec, policy: LanguageModelSpec, may_be_bare: bool = False) -> AnySpec:
+    """The spec with all that it takes from the policy if it shares its base, else as it is.
+
+    Args:
+        name: of the model, for messages.
+        may_be_bare: it needs no adapter.
+
+    Raises:
+        ConfigError: the policy's base is not frozen, or the model needs an adapter or other weights.
+    """
+    if spec.base == "own":
+        return spec
+    if policy.lora is None:
+        raise ConfigError(f"model.{name}.base policy needs a base that stays frozen: set model.policy.lora")
+    if spec.lora is None and not may_be_bare:
+        raise ConfigError(f"model.{name}.base policy needs an adapter to train: set model.{name}.lora")
+    defaults, taken = type(spec)(), {}
+    for option in ("path", "tiny", "dtype", "trust_remote_code", "sampling_dtype", "gguf_file", "weights"):
+        if option not in vars(spec):
+            continue
+        given, taken[option] = getattr(spec, option), getattr(policy, option)
+        if given not in (taken[option], getattr(defaults, option)):
+            raise ConfigError(f"model.{name}.{option} is {given}, but with base policy it is the policy's, {taken[option]}")
+    return replace(spec, **taken)
 
 
 def _check_source(path: str | None, gguf_file: str | None) -> None:

@@ -10,7 +10,15 @@ from peft import PeftModel
 from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
-from rla_lightning.models.language_model import add_lora, build_backbone, context_length, load_tokenizer, local_seed
+from rla_lightning.models.language_model import (
+    LoadedModel,
+    build_backbone,
+    context_length,
+    load_tokenizer,
+    local_seed,
+    same_weights,
+    to_train,
+)
 from rla_lightning.models.specs import ValueModelSpec
 
 
@@ -71,8 +79,18 @@ def load_value_model(spec: ValueModelSpec, words: Sequence[str], seed_key: str) 
     """
     tokenizer = load_tokenizer(spec, words)
     with local_seed(seed_key), torch.device("cpu"):
-        backbone = build_backbone(spec, tokenizer, AutoModel)
-        config = backbone.config.get_text_config()
-        encoder = add_lora(backbone, spec.lora, "FEATURE_EXTRACTION") if spec.lora else backbone
-        model = ValueModel(encoder, config.hidden_size)
-    return LoadedValueModel(model.train(), tokenizer, context_length(config))
+        model = _with_head(build_backbone(spec, tokenizer, AutoModel), spec)
+    return LoadedValueModel(model, tokenizer, context_length(model.encoder.config))
+
+
+def share_value_model(policy: LoadedModel, spec: ValueModelSpec, seed_key: str) -> LoadedValueModel:
+    """A value model with adapters and a head of its own on the policy's frozen base."""
+    assert policy.bare is not None
+    with local_seed(seed_key), torch.device("cpu"):
+        model = _with_head(same_weights(policy.bare).get_decoder(), spec)
+    return LoadedValueModel(model, policy.tokenizer, policy.context_length)
+
+
+def _with_head(backbone: PreTrainedModel, spec: ValueModelSpec) -> ValueModel:
+    width = backbone.config.get_text_config().hidden_size
+    return ValueModel(to_train(backbone, spec, "FEATURE_EXTRACTION"), width).train()

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from rla_lightning.environments.base import Environment, TestedEnvironment
-from rla_lightning.models.language_model import LoadedModel, evaluating, load_language_model
+from rla_lightning.models.language_model import LoadedModel, evaluating, load_language_model, share_language_model
 from rla_lightning.models.specs import LanguageModelSpec, ValueModelSpec
-from rla_lightning.models.value_model import LoadedValueModel, load_value_model
+from rla_lightning.models.value_model import LoadedValueModel, load_value_model, share_value_model
 from rla_lightning.rollout.batching import make_value_batch, split_by_budget
 from rla_lightning.rollout.collect import Progress, collect, describe_error, judge
 from rla_lightning.rollout.explorer import Explorer
@@ -201,12 +201,18 @@ def load_players(
     """Build or load the three models, on the CPU, and what samples from them; null: this process."""
     words = environment.vocabulary()
     actor = load_language_model(policy, words, f"{seed}/policy")
-    judging = load_language_model(reward_model, words, f"{seed}/reward_model")
+    judge_key, critic_key = f"{seed}/reward_model", f"{seed}/critic"
+    shares_judge, shares_critic = reward_model.base == "policy", critic.base == "policy"
+    judging = (
+        share_language_model(actor, reward_model, judge_key)
+        if shares_judge
+        else load_language_model(reward_model, words, judge_key)
+    )
     return Players(
         environment=environment,
         policy=actor,
         reward_model=judging,
-        critic=load_value_model(critic, words, f"{seed}/critic"),
+        critic=share_value_model(actor, critic, critic_key) if shares_critic else load_value_model(critic, words, critic_key),
         policy_sampler=_sampler(policy_sampler, actor, "policy", settings),
         judge_sampler=_sampler(judge_sampler, judging, "reward_model", settings),
         formats=formats,

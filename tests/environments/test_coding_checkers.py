@@ -183,6 +183,6 @@ def test_verdicts(checker: str, expected: str, actual: str, verdict: bool) -> No
     ],
 )
 def test_a_megabyte_of_anything_is_wrong_at_once(checker: str, expected: str, actual: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     assert not CHECKERS[checker]("", expected, actual)
-    assert time.perf_counter() - start < 2  # quadratic time would be minutes
+    assert time.process_time() - start < 2  # quadratic time would be minutes

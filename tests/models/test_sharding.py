@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from rla_lightning.models.language_model import load_language_model
-from rla_lightning.models.sharding import decoder_blocks, sync_replica, training_copy, unsharded_state
+from rla_lightning.models.sharding import decoder_blocks, sync_replica, training_copies, unsharded_state
 from rla_lightning.models.specs import LanguageModelSpec, LoraSpec, TinySpec
 
 TINY = TinySpec(width=16, layers=3, heads=2, mlp_width=32)
@@ -28,7 +28,7 @@ def test_several_processes_equal_one(name: str, processes: int, tmp_path: Path) 
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(120)
+        worker.join(240)
     codes = [worker.exitcode for worker in workers]
     for worker in workers:
         worker.kill()
@@ -84,12 +84,12 @@ def test_a_new_replica_gets_every_weight_of_a_lora_model() -> None:
 )
 def test_one_process_samples_from_the_trained_model(spec: LanguageModelSpec, sampling_dtype: str | None) -> None:
     model = load_language_model(spec, ["w"], "a").model
-    assert training_copy(model, None, sampling_dtype) is model
+    assert training_copies([model], None, sampling_dtype) == [model]
 
 
 def test_one_process_samples_from_a_copy_in_another_dtype() -> None:
     played = load_language_model(LanguageModelSpec(tiny=TINY), ["w"], "a").model
-    model = training_copy(played, None, "bfloat16")
+    (model,) = training_copies([played], None, "bfloat16")
     assert {parameter.dtype for parameter in played.parameters()} == {torch.bfloat16}
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     assert {buffer.dtype for buffer in played.buffers()} == {torch.float32}  # positions in bfloat16 would be wrong

@@ -10,7 +10,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from rla_lightning.metrics import JudgeMetrics, RolloutMetrics
-from rla_lightning.models.language_model import load_language_model, load_trainable_state, trainable_state
+from rla_lightning.models.language_model import load_language_model, load_trainable_state, share_language_model, trainable_state
 from rla_lightning.models.muon import muon_and_adamw
 from rla_lightning.models.sharding import (
     _like,
@@ -18,12 +18,13 @@ from rla_lightning.models.sharding import (
     full_tensor,
     hybrid_mesh,
     shard,
+    shard_together,
     sync_replica,
-    training_copy,
+    training_copies,
     unsharded_state,
 )
 from rla_lightning.models.specs import LanguageModelSpec, LoraSpec, TinySpec, ValueModelSpec
-from rla_lightning.models.value_model import load_value_model
+from rla_lightning.models.value_model import load_value_model, share_value_model
 from rla_lightning.types import WON, Completion, Judgment, Observation, RolloutGroup, Step, StepLabel, Task, Trajectory
 
 WORDS = [f"w{index}" for index in range(20)]
@@ -104,6 +105,33 @@ def check_bfloat16(mesh: DeviceMesh) -> None:
         assert model.head.weight.dtype == torch.float32
 
 
+def check_shared_base(mesh: DeviceMesh, recomputes: bool) -> None:
+    """Three models on one base, whose updates follow each other, and copies of them to sample from."""
+    spec = LanguageModelSpec(tiny=TINY, lora=LORA, gradient_checkpointing=recomputes)
+    policy = load_language_model(spec, WORDS, "c")
+    judge = share_language_model(policy, spec, "j").model
+    critic = share_value_model(policy, ValueModelSpec(lora=LoraSpec(rank=4), gradient_checkpointing=recomputes), "v").model
+    plain = [policy.model, judge, critic]
+    models, replicas = training_copies(plain, mesh, None), training_copies(plain, mesh, None)
+    shard_together(models, mesh)
+    parameters = {*models[0].parameters(), *models[1].parameters(), *models[2].parameters()}
+    assert all(isinstance(parameter, DTensor) for parameter in parameters)
+    assert sum(p.numel() for p in parameters) == sum(p.numel() for p in nn.ModuleList(plain).parameters())
+    optimizers, plain_optimizers = [adamw(model) for model in models], [adamw(model) for model in plain]
+    for _ in range(3):
+        for model, alone, own, alone_own in zip(models, plain, optimizers, plain_optimizers, strict=True):
+            with torch.no_grad():  # as old log-probs are computed
+                torch.testing.assert_close(loss(model, IDS), loss(alone, IDS), atol=1e-5, rtol=1e-5)
+            update(model, own, mine())
+            update(alone, alone_own, IDS)
+    for model, alone, replica in zip(models, plain, replicas, strict=True):
+        full = unsharded_state(model)
+        for key, tensor in alone.state_dict().items():
+            torch.testing.assert_close(full[key], tensor, atol=1e-5, rtol=0)
+        sync_replica(replica, model)
+        torch.testing.assert_close(loss(replica, IDS), loss(model, IDS), atol=1e-6, rtol=1e-6)
+
+
 def check_muon(mesh: DeviceMesh) -> None:
     plain = load_language_model(LanguageModelSpec(tiny=TINY), WORDS, "c").model
     model = shard(copy.deepcopy(plain), mesh)
@@ -164,7 +192,7 @@ def check_sampling_dtype(mesh: DeviceMesh) -> None:
     """A copy in bfloat16 is that of the weights as they are now, its positions still float32."""
     for spec in (LanguageModelSpec(tiny=TINY), LanguageModelSpec(tiny=TINY, lora=LORA)):
         played = load_language_model(spec, WORDS, "c").model
-        model = shard(training_copy(played, mesh, "bfloat16"), mesh)
+        model = shard(training_copies([played], mesh, "bfloat16")[0], mesh)
         optimizers = adamw(model)
         sync_replica(played, model)
         update(model, optimizers, mine())
@@ -192,6 +220,8 @@ def two(rank: int, store: str) -> None:
     check_muon(mesh)
     check_restored(mesh)
     check_sampling_dtype(mesh)
+    for recomputes in (False, True):
+        check_shared_base(mesh, recomputes)
     check_metrics(rank)
     dist.destroy_process_group()
 
@@ -205,4 +235,5 @@ def four(rank: int, store: str) -> None:
     compare("lora", load_language_model(LanguageModelSpec(tiny=TINY, lora=LORA), WORDS, "c").model, mesh)
     check_restored(mesh)
     check_muon(mesh)
+    check_shared_base(mesh, recomputes=False)
     dist.destroy_process_group()

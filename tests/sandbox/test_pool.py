@@ -4,9 +4,9 @@ import logging
 import os
 import pickle
 import signal
-import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -420,15 +420,15 @@ def test_other_machines_and_systems_are_refused(monkeypatch: pytest.MonkeyPatch)
             Sandbox().start()
 
 
-def test_an_interpreter_that_does_not_start(tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    for text, message in (("#!/bin/sh\nexit 1\n", "python did not start"), ("no program", "cannot be run as user")):
-        python.write_text(text)
-        python.chmod(0o755)
-        for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-            folder.chmod(folder.stat().st_mode | stat.S_IXOTH)
-        with pytest.raises(ConfigError, match=message):
-            Sandbox(SandboxSettings(workers=1, python=str(python))).start()
+def test_an_interpreter_that_does_not_start() -> None:
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own lie in folders that are closed to other users
+        Path(folder).chmod(0o711)
+        python = Path(folder) / "python"
+        for text, message in (("#!/bin/sh\nexit 1\n", "python did not start"), ("no program", "cannot be run as user")):
+            python.write_text(text)
+            python.chmod(0o755)
+            with pytest.raises(ConfigError, match=message):
+                Sandbox(SandboxSettings(workers=1, python=str(python))).start()
 
 
 def test_every_input_finds_an_empty_folder(sandbox: Sandbox) -> None:

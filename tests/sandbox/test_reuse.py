@@ -88,6 +88,12 @@ def hidden(program: str) -> str:
     return text
 
 
+class Patient(Run):
+    """More wall clock than its seconds of CPU would give it: a busy machine does not end it before they are used up."""
+
+    longest = 9.0
+
+
 @pytest.fixture(scope="module")
 def sandboxes(needs_isolation: None) -> Iterator[tuple[Sandbox, Sandbox]]:
     """One that reuses processes, and one that does not."""
@@ -208,9 +214,10 @@ def test_a_place_in_stdin_makes_no_huge_file(sandboxes: tuple[Sandbox, Sandbox])
 
 def test_the_worker_keeps_the_limit_of_cpu(sandboxes: tuple[Sandbox, Sandbox]) -> None:
     """A process that is used again has a kernel's limit for all inputs, and may ignore its signal."""
-    (results,) = sandboxes[0].run([Run("if input() == 'long':\n    while True: pass", ("short", "long"), 4.0)])
+    run = Patient("if input() == 'long':\n    while True: pass", ("short", "long"), 1.0)
+    (results,) = sandboxes[0].run([run])
     assert [result.status for result in results] == ["ok", "timeout"]
-    assert results[1].seconds < Run("", (), 4.0).longest - 0.5
+    assert results[1].seconds < run.longest - 0.5
 
 
 def test_an_error_between_inputs_does_not_mix_programs_up(sandboxes: tuple[Sandbox, Sandbox]) -> None:

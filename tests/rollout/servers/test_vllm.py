@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from rla_lightning.models.language_model import LoadedModel
-from rla_lightning.rollout import vllm_server
+from rla_lightning.rollout.servers import vllm
 from rla_lightning.rollout.drawing import filter_logits
 from rla_lightning.rollout.servers.client import Client
 from rla_lightning.rollout.servers.vllm import VllmSampler, VllmServer
@@ -246,7 +246,7 @@ def in_flight(sampler: VllmSampler) -> tuple[threading.Thread, list[BaseExceptio
 
 
 def test_a_silent_server_is_noticed(fresh, monkeypatch):
-    monkeypatch.setattr(vllm_server, "HEALTH_S", 0.5)
+    monkeypatch.setattr(vllm, "HEALTH_S", 0.5)
     monkeypatch.setattr(fresh, "health", Client(fresh.client.url, 1.0, proxied=False))
     thread, raised = in_flight(fresh)
     os.killpg(fresh.process.group, signal.SIGSTOP)
