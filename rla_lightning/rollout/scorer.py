@@ -100,7 +100,7 @@ def _hidden_states(causal: PreTrainedModel, inputs: dict[str, Tensor]) -> Tensor
 @torch.no_grad()
 def _splits(causal: PreTrainedModel) -> bool:
     """Whether the logits are the head of the body's last hidden states; some models cap or scale them."""
-    ids = torch.arange(3)[None]
+    ids = torch.arange(3, device=causal.device)[None]
     head = causal.get_output_embeddings()
     return torch.allclose(head(_hidden_states(causal, {"input_ids": ids})), causal(input_ids=ids, use_cache=False).logits)
 
@@ -111,11 +111,11 @@ def _shares(causal: PreTrainedModel) -> bool:
     config = causal.config.get_text_config()
     if config._attn_implementation != "sdpa" or set(getattr(config, "layer_types", None) or ()) - {"full_attention"}:
         return False
-    alone = _hidden_states(causal, {"input_ids": torch.tensor([[0, 2]])})
-    tree = {
-        "input_ids": torch.tensor([[0, 1, 2]]),
-        "attention_mask": tree_mask(torch.tensor([[3, 2, 3]])),
-        "position_ids": torch.tensor([[0, 1, 1]]),
-    }
+
+    def tensor(*values: int) -> Tensor:
+        return torch.tensor([values], device=causal.device)  # Lightning builds models under another default device
+
+    alone = _hidden_states(causal, {"input_ids": tensor(0, 2)})
+    tree = {"input_ids": tensor(0, 1, 2), "attention_mask": tree_mask(tensor(3, 2, 3)), "position_ids": tensor(0, 1, 1)}
     together = _hidden_states(causal, tree)
     return torch.allclose(alone[0, 1].float(), together[0, 2].float(), rtol=1e-2, atol=1e-2)

@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from rla_lightning.models.language_model import LoadedModel
-from rla_lightning.rollout.servers import vllm
 from rla_lightning.rollout.drawing import filter_logits
+from rla_lightning.rollout.servers import vllm
 from rla_lightning.rollout.servers.client import Client
 from rla_lightning.rollout.servers.vllm import VllmSampler, VllmServer
 from rla_lightning.rollout.transformers_sampler import TransformersSampler
