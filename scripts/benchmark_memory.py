@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -91,11 +92,15 @@ def work(side: str, options: argparse.Namespace, gradients: str) -> None:
 
 
 def run(options: argparse.Namespace, gradients: dict[str, Path]) -> dict[str, dict[str, float]]:
-    """The numbers of each side; both begin at once and then wait for their turn, since to begin takes longest."""
-    processes = {}
+    """The numbers of each side; both begin at once and then wait for their turn, since to begin takes longest.
+
+    Tensors of 1 MB and more are given back to the system as soon as they are freed. By default glibc keeps blocks of up to
+    32 MB, and a heap in pieces would be measured: 2.7 GB instead of 0.4 GB with chunks of 2**23 float32 numbers.
+    """
+    processes, environment = {}, {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(2**20)}
     for side, file in gradients.items():
         command = [sys.executable, __file__, "--worker", side, json.dumps(vars(options)), str(file)]
-        processes[side] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        processes[side] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
     results = {}
     for side, process in processes.items():
         answer, _ = process.communicate("go\n")
