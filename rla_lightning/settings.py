@@ -35,7 +35,8 @@ class RolloutSettings:
         max_turns: limit of turns in training, on top of the environment's own.
         eval_max_turns: the same for evaluation.
         eval_samples: rollouts of each evaluation task; with more than one, their spread is reported too.
-        sampler_tokens: most tokens (prompts and answers, padded) decoded in one batch.
+        sampler_tokens: most tokens (prompts and answers, padded) decoded in one batch. Their keys and values are in memory twice
+            while a batch is put together anew, and as many again may be kept of conversations that wait.
     """
 
     group_size: int = 8

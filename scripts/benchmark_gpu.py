@@ -20,7 +20,6 @@ import torch
 from benchmark_memory import FullLogits
 from benchmark_report import measured, report
 from benchmark_turns import converse
-from peft import PeftModel
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 
@@ -171,13 +170,11 @@ class Preset:
 
     def update(self, size: str, work: Work, tricks: Tricks) -> dict[str, Any]:
         """Steps on the same samples."""
-        model: PreTrainedModel | PeftModel = self.build(size, torch.bfloat16 if tricks.lora else torch.float32)
+        base = self.build(size, torch.bfloat16 if tricks.lora else torch.float32)
         if tricks.gradient_checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        if tricks.lora:
-            model = add_lora(model, LoraSpec(), "CAUSAL_LM")  # type: ignore[arg-type]
-        with torch.device(self.device):
-            scorer = Scorer(model.train(), tricks.compile)
+            base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model = add_lora(base, LoraSpec(), "CAUSAL_LM") if tricks.lora else base
+        scorer = Scorer(model.train(), tricks.compile)
         scored = scorer if tricks.chunked_head else FullLogits(model)
         trained = [weight for weight in model.parameters() if weight.requires_grad]
         optimizer = torch.optim.AdamW(trained, lr=1e-6, weight_decay=0.0, fused=True)

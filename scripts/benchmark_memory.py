@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -69,8 +70,8 @@ def samples_of(options: argparse.Namespace) -> MicroBatch:
     return batch_of(samples, 0)
 
 
-def work(side: str, options: argparse.Namespace, gradients: str) -> None:
-    """One side in this process, when a line of input says so: prints its numbers and leaves its gradients in a file."""
+def work(side: str, options: argparse.Namespace, gradients: Path) -> None:
+    """One side in this process: prints its numbers and leaves its gradients in a file."""
     torch.set_num_threads(options.threads)
     scorer.CHUNK = options.chunk
     model, batch = build(options), samples_of(options)
@@ -83,31 +84,33 @@ def work(side: str, options: argparse.Namespace, gradients: str) -> None:
         )
         output.loss.backward()
 
-    sys.stdin.readline()
     reset_peak()
     before, cpu = status_megabytes(PROCESS, "VmRSS"), time.process_time()
     seconds, _ = timed(update)
-    print(json.dumps({"mb": peak_megabytes() - before, "seconds": seconds, "cpu_seconds": time.process_time() - cpu}))
+    print(json.dumps({"mb": peak_megabytes() - before, "seconds": seconds, "cpu_seconds": time.process_time() - cpu}), flush=True)
     torch.save({name: weight.grad for name, weight in model.named_parameters()}, gradients)
 
 
-def run(options: argparse.Namespace, gradients: dict[str, Path]) -> dict[str, dict[str, float]]:
-    """The numbers of each side; both begin at once and then wait for their turn, since to begin takes longest.
+def each_side(options: argparse.Namespace, folder: Path) -> None:
+    """Each in a process of its own; forks of this one, which has done nothing but import what takes longest."""
+    for side in SIDES:
+        process = multiprocessing.get_context("fork").Process(target=work, args=(side, options, folder / side))
+        process.start()
+        process.join()
+        if process.exitcode:
+            raise RuntimeError(f"{side} ended with {process.exitcode}")
+
+
+def run(options: argparse.Namespace, folder: str) -> dict[str, dict[str, float]]:
+    """The numbers of each side.
 
     Tensors of 1 MB and more are given back to the system as soon as they are freed. By default glibc keeps blocks of up to
-    32 MB, and a heap in pieces would be measured: 2.7 GB instead of 0.4 GB with chunks of 2**23 float32 numbers.
+    32 MB, and a heap in pieces would be measured: 1.6 GB instead of 0.3 GB with chunks of 2**22 logits.
     """
-    processes, environment = {}, {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(2**20)}
-    for side, file in gradients.items():
-        command = [sys.executable, __file__, "--worker", side, json.dumps(vars(options)), str(file)]
-        processes[side] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
-    results = {}
-    for side, process in processes.items():
-        answer, _ = process.communicate("go\n")
-        if process.returncode:
-            raise RuntimeError(f"{side} ended with {process.returncode}")
-        results[side] = json.loads(answer)
-    return results
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(2**20)}
+    command = [sys.executable, __file__, "--worker", json.dumps(vars(options)), folder]
+    answers = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment).stdout.splitlines()
+    return {side: json.loads(answer) for side, answer in zip(SIDES, answers, strict=True)}
 
 
 def largest_difference(ours: dict[str, Tensor], full: dict[str, Tensor]) -> float:
@@ -126,18 +129,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--chunk", type=int, default=scorer.CHUNK, help="logits that ours has in memory at a time")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.worker:
-        side, wanted, gradients = options.worker
-        work(side, argparse.Namespace(**json.loads(wanted)), gradients)
+        wanted, folder = options.worker
+        each_side(argparse.Namespace(**json.loads(wanted)), Path(folder))
         return
     del options.worker
     numbers: dict[str, Any] = {}
     with TemporaryDirectory() as folder:
-        files = {side: Path(folder) / side for side in SIDES}
-        results = run(options, files)
-        numbers["gradient_difference"] = largest_difference(*(torch.load(file) for file in files.values()))
+        results = run(options, folder)
+        numbers["gradient_difference"] = largest_difference(*(torch.load(Path(folder) / side) for side in SIDES))
     for side, result in results.items():
         numbers |= {f"{side}_{name}": round(number, 2) for name, number in result.items()}
         numbers[f"{side}_tokens_per_second"] = round(options.tokens / result["seconds"])

@@ -186,8 +186,8 @@ def test_updates_are_equal_for_any_token_budget():
         torch.testing.assert_close(ends[2][name], tensor, atol=1e-6, rtol=0)
     assert losses[0]["policy/optimizer_steps"] == 4
     assert losses[0]["policy/approx_kl"] > 0
-    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
-    assert losses[0] == pytest.approx(losses[2], abs=1e-5)
+    for other in losses[1:]:  # the gradient's norm is 5.7, in float32
+        assert losses[0] == pytest.approx(other, abs=1e-5, rel=5e-6)
 
 
 def test_the_gradient_is_clipped_to_its_norm():

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
-from torch import Tensor
+from peft import PeftModel
+from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PretrainedConfig
 from transformers.cache_utils import DynamicLayer
 
 
-def can_regroup(config: PretrainedConfig) -> bool:
-    """Whether every layer keeps all keys and values; windows and recurrent states cannot be moved between batches."""
-    layers = DynamicCache(config=config).layers
-    return all(type(layer) is DynamicLayer for layer in layers)
+def can_regroup(model: nn.Module) -> bool:
+    """Whether every layer keeps all keys and values, and positions are given rather than counted by column.
+
+    Windows and recurrent states cannot be moved between batches, nor rows that have gaps.
+    """
+    config: Any = model.config
+    causal: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+    takes_positions = "position_ids" in signature(causal.get_decoder().forward).parameters
+    return takes_positions and all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
 
 
 class GrowingLayer(DynamicLayer):
@@ -64,17 +71,17 @@ class KeyValues:
         return self.valid.shape[1]
 
     @classmethod
-    def empty(cls, config: PretrainedConfig, rows: int, room: int, device: torch.device) -> KeyValues:
+    def empty(cls, config: PretrainedConfig, rows: int, room: int | None, device: torch.device) -> KeyValues:
         """Nothing read yet.
 
         Args:
             config: of the model.
             rows: conversations.
-            room: columns that will be added beyond the first feed.
+            room: columns that will be added beyond the first feed; None for a model whose rows cannot be regrouped.
             device: of the model.
         """
         cache: Cache = DynamicCache(config=config)
-        if can_regroup(config):
+        if room is not None:
             layers: list[Any] = [GrowingLayer(room) for _ in range(config.get_text_config().num_hidden_layers)]
             cache = Cache(layers=layers)
         return cls(cache, torch.zeros((rows, 0), dtype=torch.bool, device=device))

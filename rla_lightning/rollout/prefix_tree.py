@@ -60,7 +60,7 @@ def prefix_rows(sequences: Sequence[Sequence[int]], width: int | None, budget: i
 
 
 def related(sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int]) -> list[list[int]]:
-    """Sets of sequences that share work: with the same prompt, or one a continuation of another; each in order.
+    """Sets of sequences that share work: with the same prompt, or one a continuation of another; depth first.
 
     Args:
         sequences: prompt and answer of each.
@@ -80,7 +80,7 @@ def related(sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int]) -
             of = len(sets)
             sets.append([index])
         open_paths.append((prompts[index], of))
-    return [sorted(members) for members in sets]
+    return [sorted(members, key=lambda i: (keys[i], i)) for members in sets]
 
 
 def _pays(size: int, length: int, shared: int, width: int, budget: int) -> bool:

@@ -13,6 +13,7 @@ from rla_lightning.models.sharding import shard, shard_together, sync_replica, t
 from rla_lightning.models.specs import LanguageModelSpec, ValueModelSpec
 from rla_lightning.rollout.players import Players
 from rla_lightning.rollout.scorer import Scorer
+from rla_lightning.types import ConfigError
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ def trained_models(
     players: Players, policy: LanguageModelSpec, reward_model: LanguageModelSpec, critic: ValueModelSpec, mesh: DeviceMesh | None
 ) -> TrainedModels:
     """What to train, sharded if there is a mesh; models on one base stay on one."""
+    if mesh is not None and (policy.compile or reward_model.compile):
+        raise ConfigError("compile: true does not go with sharded models: set it to false for the policy and the reward model")
     specs: dict[str, LanguageModelSpec | ValueModelSpec] = {"policy": policy, "reward_model": reward_model, "critic": critic}
     played = {name: getattr(players, name).model for name in specs}
     if not reward_model.weights or (reward_model.base == "policy" and not isinstance(played["reward_model"], PeftModel)):

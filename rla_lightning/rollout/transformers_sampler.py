@@ -122,10 +122,11 @@ class _Session(Session):
         self.device = next(sampler.model.parameters()).device
         self.pad_id = int(sampler.tokenizer.pad_token_id or 0)  # masked everywhere, so any id will do
         self.end_ids = torch.tensor(sampler.end_ids(), dtype=torch.long, device=self.device)
-        self.regroups = can_regroup(sampler.model.config)  # type: ignore[arg-type]
+        self.regroups = can_regroup(sampler.model)
         self.keeps = goes_on and self.regroups
         self.waiting: list[_Request] = []
         self.running: _Batch | None = None
+        self.parked: KeyValues | None = None  # what was read of those that wait
         self.ended: dict[int, _Read] = {}  # since `completed` was last called
 
     def submit(self, ticket: int, prompt: Sequence[int], key: str) -> None:
@@ -154,47 +155,51 @@ class _Session(Session):
         # Conversations that go on come first: what was read of them is in memory. Then by length, so that little is padding.
         self.waiting.sort(key=lambda request: (request.read is None, len(request.prompt), request.prompt, request.ticket))
         rows, width = (0, 0) if running is None else (running.known.rows, running.known.width)
-        number = 0
+        number = read = new = 0
         for request in self.waiting:
-            width = max(width, len(request.prompt))
+            if request.read is not None:  # what is new of each row follows the longest that was read
+                read, new = max(read, len(request.read.tokens)), max(new, len(request.prompt) - len(request.read.tokens))
+            width = max(width, len(request.prompt), read + new)
             if rows + number > 0 and (rows + number + 1) * (width + self.params.max_new_tokens) > self.max_batch_tokens:
                 break
             number += 1
         chosen, self.waiting = self.waiting[:number], self.waiting[number:]
-        if not chosen:
-            return
         going_on = [request for request in chosen if request.read is not None]
         fresh = [request for request in chosen if request.read is None]
         batches = [] if running is None else [running]
         batches += [self._continue(going_on)] if going_on else []
         batches += [self._begin(fresh)] if fresh else []
+        del chosen, going_on  # and with them the batches in which they were read
         self.running = self._join(batches)
         self._park()
 
     def _park(self) -> None:
         """Copy what was read of conversations that wait, so that the batches they were in can go; forget what is too much."""
-        room, kept = self.max_batch_tokens, []
+        kept: list[_Request] = []
+        longest = 0
         for index, request in enumerate(self.waiting):
             if request.read is None:
                 break  # those that go on come first
-            if len(request.read.tokens) <= room:
-                room -= len(request.read.tokens)
-                kept.append(index)
+            longest = max(longest, len(request.read.tokens))
+            if (len(kept) + 1) * longest <= self.max_batch_tokens:
+                kept.append(request)
             else:
                 self.waiting[index] = replace(request, read=None)
-        if kept:
-            parked = gather(_sources([self.waiting[index] for index in kept], self.device), room=0)
-            for row, index in enumerate(kept):
-                read = self.waiting[index].read
-                assert read is not None
-                self.waiting[index] = replace(self.waiting[index], read=replace(read, source=parked, row=row))
+        reads = [request.read for request in kept if request.read is not None]
+        if all(read.source is self.parked for read in reads):
+            self.parked = self.parked if reads else None
+            return
+        self.parked = gather(_sources(kept, self.device), room=0)
+        for row, (request, read) in enumerate(zip(kept, reads, strict=True)):
+            self.waiting[row] = replace(request, read=replace(read, source=self.parked, row=row))
 
     def _begin(self, requests: list[_Request]) -> _Batch:
         """Read prompts; equal ones once."""
         prompts = [request.prompt for request in requests]
         if self.regroups:
             prompts = list(dict.fromkeys(prompts))
-        known = KeyValues.empty(self.config, len(prompts), self.params.max_new_tokens, self.device)
+        room = self.params.max_new_tokens if self.regroups else None
+        known = KeyValues.empty(self.config, len(prompts), room, self.device)
         lengths = torch.zeros(len(prompts), dtype=torch.long, device=self.device)
         logits, known = self._feed(known, prompts, lengths)
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
@@ -218,7 +223,7 @@ class _Session(Session):
         number = self.params.max_new_tokens
         draws = uniforms(np.array([request.seed for request in requests], dtype=np.uint64), number)
         return _Batch(
-            requests=requests,
+            requests=[replace(request, read=None) for request in requests],
             known=known,
             logits=logits,
             lengths=lengths,

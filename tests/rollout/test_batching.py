@@ -2,7 +2,15 @@ import random
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Gemma2Config, GraniteConfig, LlamaConfig, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    FalconConfig,
+    Gemma2Config,
+    GraniteConfig,
+    LlamaConfig,
+    MistralConfig,
+    Qwen3Config,
+)
 
 from rla_lightning.rollout import scorer
 from rla_lightning.rollout.batching import MicroBatch, Sample, batch_of, make_micro_batch, make_value_batch, pack, zero_weight
@@ -162,6 +170,10 @@ def test_prefixes_are_shared_only_by_models_that_can(tokenizer, make_model):
         loaded = Scorer(AutoModelForCausalLM.from_config(config))
         assert loaded.width == 16
         assert loaded.splits is not isinstance(config, GraniteConfig)
+    window = MistralConfig(**options, sliding_window=4)  # of every layer, which its configuration does not list
+    assert Scorer(AutoModelForCausalLM.from_config(window)).width is None
+    falcon = FalconConfig(vocab_size=40, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, alibi=True)
+    assert Scorer(AutoModelForCausalLM.from_config(falcon)).width is None  # makes its bias from a mask of two dimensions
     eager = AutoModelForCausalLM.from_config(LlamaConfig(**options), attn_implementation="eager")
     assert Scorer(eager).width is None
 

@@ -100,6 +100,26 @@ def test_what_was_read_is_not_read_again(model, tokenizer, turns, budget, most):
     assert fed <= most * sum(map(len, prompts.values()))
 
 
+def test_what_is_kept_of_those_that_wait_stays_within_the_budget(model, tokenizer):
+    """Thirty short conversations and a long one, padded to it: not more than the budget, the rest is read again."""
+    sampler, params = TransformersSampler(model, tokenizer, 600), SamplingParams(max_new_tokens=3)
+    prompts = {ticket: (5, 6, 7 + ticket % 9) for ticket in range(30)} | {30: tuple(3 + i % 20 for i in range(150))}
+    done = dict.fromkeys(prompts, 0)
+    with sampler.session(params) as session:
+        for ticket, prompt in prompts.items():
+            session.submit(ticket, prompt, f"{ticket}/0")
+        while answers := session.completed():
+            kept = {id(r.read.source): r.read.source.valid.numel() for r in session.waiting if r.read is not None}
+            assert sum(kept.values()) <= 600
+            assert session.running is None or all(request.read is None for request in session.running.requests)
+            for ticket, answer in answers:
+                prompts[ticket] += (*answer.token_ids, 9)
+                done[ticket] += 1
+                if done[ticket] < 4:
+                    session.submit(ticket, prompts[ticket], f"{ticket}/{done[ticket]}")
+    assert set(done.values()) == {4}
+
+
 def test_short_answers_are_handed_out_before_long_ones(model, tokenizer):
     model.generation_config.eos_token_id = [1, *range(3, 15)]  # likely to end at any token
     params = SamplingParams(max_new_tokens=40)
