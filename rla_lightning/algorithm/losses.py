@@ -156,7 +156,8 @@ def token_logprobs(
     if not with_entropy:
         return chosen, None
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        return chosen, normaliser - (torch.exp(z - normaliser[..., None]) * z).sum(-1)
+        probabilities = (z - normaliser[..., None]).exp_()  # in place: [..., V] is large
+        return chosen, normaliser - torch.linalg.vecdot(probabilities, z)
 
 
 def _check_shapes(expected: torch.Size, **tensors: Tensor | None) -> None:

@@ -19,7 +19,7 @@ from rla_lightning.models.language_model import evaluating
 from rla_lightning.rollout.batching import MicroBatch
 from rla_lightning.rollout.key_values import can_regroup
 
-CHUNK = 2**24  # logits that are in memory at a time
+CHUNK = 2**25  # logits that are in memory at a time; half of it takes a tenth to a fifth more time
 
 
 class Scorer(nn.Module):
