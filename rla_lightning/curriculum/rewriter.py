@@ -23,6 +23,7 @@ from rla_lightning.environments.base import Environment
 from rla_lightning.models.language_model import LoadedModel, load_language_model
 from rla_lightning.models.specs import LanguageModelSpec
 from rla_lightning.rollout.formats_paper import render
+from rla_lightning.rollout.servers.openai import OpenAIServer
 from rla_lightning.rollout.transformers_sampler import TransformersSampler
 from rla_lightning.types import Completion, ConfigError, SamplingParams, Task, TaskFeedback
 
@@ -69,6 +70,7 @@ class RewriterAdapter(ProposingAdapter):
         device: str = "auto",
         offload: bool = True,
         sampler_tokens: int = 32768,
+        server: OpenAIServer | None = None,
     ) -> None:
         """Configure who rewrites and when.
 
@@ -89,6 +91,7 @@ class RewriterAdapter(ProposingAdapter):
                 where it is.
             offload: keep its weights in the CPU's memory while it is not used; likewise.
             sampler_tokens: most tokens (prompts and answers, padded) decoded in one batch.
+            server: that writes in place of this process, which then loads the model's tokenizer only; null: none.
         """
         super().__init__(low, high, target, max_proposals, asks_critic=ranking == "critic")
         if model is not None and model.base != "own":
@@ -97,6 +100,10 @@ class RewriterAdapter(ProposingAdapter):
             raise ConfigError("the rewriter is never trained, so it needs a pretrained model: set its model.path, got null")
         if model is not None and model.lora is not None:
             raise ConfigError(f"the rewriter is never trained: its model.lora must be null, got {model.lora}")
+        if server is not None and model is None:
+            raise ConfigError("a server writes the rewrites: the rewriter's model.path must name its tokenizer, got null")
+        if model is not None and not model.weights and server is None:
+            raise ConfigError("the rewriter's model.weights is false: set its server")
         for name, value in (("attempts", attempts), ("max_new_tokens", max_new_tokens), ("sampler_tokens", sampler_tokens)):
             if value < 1:
                 raise ConfigError(f"the rewriter's {name} must be at least 1, got {value}")
@@ -106,7 +113,8 @@ class RewriterAdapter(ProposingAdapter):
             raise ConfigError(f"the rewriter's top_p must be in (0, 1], got {top_p}")
         if ranking not in ("critic", "first"):
             raise ConfigError(f"ranking must be 'critic' or 'first', got '{ranking}'")
-        self.model = model
+        self.model = model if model is None or server is None else replace(model, weights=False)
+        self.server = server
         self.attempts = attempts
         self.params = SamplingParams(temperature=temperature, top_p=top_p, max_new_tokens=max_new_tokens)
         self.parametric_fallback = parametric_fallback
@@ -187,9 +195,12 @@ class RewriterAdapter(ProposingAdapter):
         fitting = [i for i, prompt in enumerate(rendered) if len(prompt) <= room]
         for i in sorted(set(range(len(prompts))).difference(fitting)):
             logger.warning("%s: a prompt of %d tokens is too long for the rewriter (%d)", keys[i], len(rendered[i]), room)
-        sampler = TransformersSampler(loaded.model, loaded.tokenizer, self.sampler_tokens)
-        with self._placed(loaded):
-            drawn = sampler.sample([rendered[i] for i in fitting], self.attempts, self.params, [keys[i] for i in fitting])
+        asked = ([rendered[i] for i in fitting], self.attempts, self.params, [keys[i] for i in fitting])
+        if self.server is not None:
+            drawn = self.server.sampler(loaded.tokenizer).sample(*asked)
+        else:
+            with self._placed(loaded):
+                drawn = TransformersSampler(loaded.model, loaded.tokenizer, self.sampler_tokens).sample(*asked)
         by_index = dict(zip(fitting, drawn, strict=True))
         return [by_index.get(i, []) for i in range(len(prompts))]
 
