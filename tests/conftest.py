@@ -1,12 +1,15 @@
 """Small real runs of the command line, in this process and in others, on the environment of environments/README.md."""
 
+import json
 import os
 import random
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -277,3 +280,36 @@ def rla_process() -> Callable[..., Outcome]:
         return Outcome(ended.returncode, ended.stdout, ended.stderr)
 
     return run
+
+
+@pytest.fixture
+def completions_server() -> Iterator[Callable[[Callable[[dict], str]], tuple[str, list[dict]]]]:
+    """Starts a server of OpenAI's interface on this machine: its address and what it was asked, for a function that answers."""
+    servers: list[ThreadingHTTPServer] = []
+
+    def start(answer: Callable[[dict], str]) -> tuple[str, list[dict]]:
+        asked: list[dict] = []
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                asked.append(body)
+                content = json.dumps({"choices": [{"index": 0, "text": answer(body), "finish_reason": "stop"}]}).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        servers.append(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
+        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{servers[-1].server_port}/v1", asked
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()

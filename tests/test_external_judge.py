@@ -1,10 +1,7 @@
 """A run whose frozen judge is served by another process through OpenAI's interface."""
 
 import csv
-import json
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,31 +12,9 @@ from rla_lightning.models.specs import LanguageModelSpec, TinySpec
 
 
 @pytest.fixture
-def served() -> Iterator[tuple[str, list[dict]]]:
+def served(completions_server: Callable[..., tuple[str, list[dict]]]) -> tuple[str, list[dict]]:
     """The address of a judge that praises every step to the right, and what it was asked."""
-    asked: list[dict] = []
-
-    class Judge(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            asked.append(body)
-            vote = "+1" if body["prompt"].split()[-1] == "right" else "-1"
-            content = json.dumps({"choices": [{"index": 0, "text": vote, "finish_reason": "stop"}]}).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Judge)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/v1", asked
-    server.shutdown()
-    server.server_close()
+    return completions_server(lambda body: "+1" if body["prompt"].split()[-1] == "right" else "-1")
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +57,6 @@ def test_votes_come_from_the_server(
         (row,) = [row for row in csv.DictReader(file) if row["time/judge"]]
     assert float(row["reward_model/parse_error_rate"]) == 0.0
     assert float(row["policy/optimizer_steps"]) > 0
-    assert "reward_model/samples" not in row or float(row["reward_model/samples"]) >= 0
     assert len(asked) > 100
     assert all(body["model"] == "judge" for body in asked)
 

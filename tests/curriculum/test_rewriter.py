@@ -1,10 +1,7 @@
-import json
 import logging
 import multiprocessing
 import re
-import threading
 from collections.abc import Callable, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from random import Random
 
@@ -560,28 +557,10 @@ def test_an_error_of_the_first_process_ends_all(folder: Path, tmp_path: Path) ->
     assert on_two_ranks(_fail, folder, tmp_path) == ["the model is gone", "process 0 failed: ConfigError: the model is gone"]
 
 
-def test_a_server_writes_in_place_of_a_model(folder: Path) -> None:
-    asked: list[dict] = []
-
-    class Writer(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            content = json.dumps(
-                {"choices": [{"index": 0, "text": f"z{asked[-1]['seed'] % 10}", "finish_reason": "stop"}]}
-            ).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Writer) as served:
-        threading.Thread(target=served.serve_forever, daemon=True).start()
-        adapter = rewriter(folder, server=OpenAIServer(f"http://127.0.0.1:{served.server_port}/v1", "writer"))
-        proposals, counts = written(adapter, "k")
-        served.shutdown()
+def test_a_server_writes_in_place_of_a_model(folder: Path, completions_server) -> None:
+    url, asked = completions_server(lambda body: f"z{body['seed'] % 10}")
+    adapter = rewriter(folder, server=OpenAIServer(url, "writer"))
+    proposals, counts = written(adapter, "k")
     assert len(asked) == counts["rewrite_answers"] == 3 * 8
     assert proposals
     assert all(": z-" in proposal for proposal in proposals)
