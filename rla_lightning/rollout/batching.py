@@ -126,18 +126,18 @@ def make_micro_batch(samples: Sequence[Sample], rows: Sequence[Row], pad_id: int
     responses = [samples[index].response_ids for index in chosen]
     _, mask = _pad(responses, pad_id)
     before = [path[len(path) - len(response) :] for path, response in zip(paths, responses, strict=True)]
-    pairs = np.stack([np.concatenate(before), np.fromiter(chain.from_iterable(responses), dtype=np.int64)])
-    if pairs.shape[1] == 0:  # nothing to predict: the mask is empty, too
-        pairs = np.zeros((2, 1), dtype=np.int64)
-    distinct, inverse = np.unique(pairs, axis=1, return_inverse=True)
+    pairs = np.concatenate(before) << 32 | np.fromiter(chain.from_iterable(responses), dtype=np.int64)  # place, token
+    if len(pairs) == 0:  # nothing to predict: the mask is empty, too
+        pairs = np.zeros(1, dtype=np.int64)
+    distinct, inverse = np.unique(pairs, return_inverse=True)
     predictions = np.zeros(mask.shape, dtype=np.int64)
-    predictions[mask] = inverse.reshape(-1)[: mask.sum()]
+    predictions[mask] = inverse[: mask.sum()]
     batch = MicroBatch(
         input_ids=torch.from_numpy(input_ids),
         position_ids=torch.from_numpy(positions),
         subtree_ends=None if all(row.is_chain for row in rows) else torch.from_numpy(ends),
-        places=torch.from_numpy(distinct[0]),
-        targets=torch.from_numpy(distinct[1]),
+        places=torch.from_numpy(distinct >> 32),
+        targets=torch.from_numpy(distinct & 0xFFFFFFFF),
         predictions=torch.from_numpy(predictions),
         response_mask=torch.from_numpy(mask.astype(np.float32)),
         advantages=torch.tensor([samples[index].advantage for index in chosen], dtype=torch.float32),
