@@ -9,7 +9,7 @@ warm starts and evaluation where ground truth exists, never the training signal.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 
 from rla_lightning.types import (
@@ -85,6 +85,19 @@ class Environment(ABC):
         """Up to `number` rewritten candidates, already meant to be harder or easier than `task`."""
         del task, direction, rng, number
         return ()
+
+    def redraw(self, task: Task, rng: Random) -> Task | None:
+        """Another task with the same kind and the same knobs, everything else drawn anew; None where there is none."""
+        del task, rng
+        return None
+
+    def knobs(self, task: Task) -> Mapping[str, float]:
+        """The numbers that make the task easy or hard, under the same names for every task of a kind.
+
+        A regression on them predicts success, and they say how far a rewrite is from its root.
+        """
+        del task
+        return {}
 
     def validate(self, task: Task, parent: Task | None = None) -> str | None:
         """The problem that forbids using the task (unsolvable, equal to its parent, ...), or None."""
