@@ -10,8 +10,8 @@ from typing import Any
 import lightning as L
 from torch.utils.data import DataLoader
 
-from rla_lightning.curriculum.adapters import Predict, ProposingAdapter, TaskAdapter
-from rla_lightning.curriculum.pool import TaskPool
+from rla_lightning.curriculum.pool import TaskChoice, TaskPool
+from rla_lightning.curriculum.proposing import Predict, TaskAdapter
 from rla_lightning.curriculum.selection import choose_from_corpus
 from rla_lightning.environments.base import Environment
 from rla_lightning.models.language_model import LoadedModel
@@ -38,9 +38,12 @@ class EnvironmentDataModule(L.LightningDataModule):
         pool_size: slots of active tasks; null: all training tasks, where they are a fixed set.
         difficulty_low: lowest difficulty of fresh tasks, in [0, 1].
         difficulty_high: highest difficulty of fresh tasks, in [0, 1].
+        evaluation_difficulty_low: lowest difficulty of evaluation tasks that are made, not read; null: as for fresh tasks.
+        evaluation_difficulty_high: highest difficulty of them; null: likewise.
         validation_tasks: held-out tasks per split for tuning; null: all there are, where they are a fixed set.
         test_tasks: held-out tasks per split for the reported numbers; null: likewise.
-        max_rerolls: further iterations in which an undecided proposal is rolled out.
+        task_choice: which active tasks an iteration takes; uniform, or judge_errors: more of those with won and lost rollouts
+            where the judge's votes told them apart least.
         seed: of task generation; evaluation tasks do not depend on it.
     """
 
@@ -52,29 +55,38 @@ class EnvironmentDataModule(L.LightningDataModule):
         pool_size: int | None = 96,
         difficulty_low: float = 0.0,
         difficulty_high: float = 1.0,
+        evaluation_difficulty_low: float | None = None,
+        evaluation_difficulty_high: float | None = None,
         validation_tasks: int | None = 64,
         test_tasks: int | None = 320,
-        max_rerolls: int = 1,
+        task_choice: TaskChoice = "uniform",
         seed: int = 0,
     ) -> None:
         super().__init__()
         require(tasks_per_iteration >= 1, f"data.tasks_per_iteration must be at least 1, got {tasks_per_iteration}")
-        require(
-            0 <= difficulty_low <= difficulty_high <= 1,
-            f"data.difficulty_low and data.difficulty_high must satisfy 0 <= low <= high <= 1, "
-            f"got {difficulty_low} and {difficulty_high}",
+        self.difficulty = (difficulty_low, difficulty_high)
+        self.evaluation_difficulty = (
+            difficulty_low if evaluation_difficulty_low is None else evaluation_difficulty_low,
+            difficulty_high if evaluation_difficulty_high is None else evaluation_difficulty_high,
         )
+        for name, (low, high) in (("", self.difficulty), ("evaluation_", self.evaluation_difficulty)):
+            require(
+                0 <= low <= high <= 1,
+                f"data.{name}difficulty_low and data.{name}difficulty_high must satisfy 0 <= low <= high <= 1, "
+                f"got {low} and {high}",
+            )
         for name, value in (("validation_tasks", validation_tasks), ("test_tasks", test_tasks)):
             require(
                 value is None or value >= 1, f"data.{name} must be at least 1, got {value}: an empty task set evaluates nothing"
             )
-        require(max_rerolls >= 0, f"data.max_rerolls must not be negative, got {max_rerolls}")
-        if isinstance(adapter, ProposingAdapter):
+        require(
+            task_choice in ("uniform", "judge_errors"), f"data.task_choice must be uniform or judge_errors, got '{task_choice}'"
+        )
+        if adapter is not None:
             adapter.check(environment)
         self.environment = environment
         self.adapter = adapter
-        self.tasks_per_iteration = tasks_per_iteration
-        self.difficulty = (difficulty_low, difficulty_high)
+        self.tasks_per_iteration, self.task_choice = tasks_per_iteration, task_choice
         self.evaluation_sizes: dict[Purpose, int | None] = {"validation": validation_tasks, "test": test_tasks}
         self.seed = seed
         self.epoch = 0
@@ -82,13 +94,11 @@ class EnvironmentDataModule(L.LightningDataModule):
         self._evaluation_sets: dict[Purpose, tuple[EvaluationSet, ...]] = {}
         if pool_size is not None:  # before all games of a fixed set are read
             self._check_pool_size(pool_size)
-        self.pool = TaskPool.fresh(
-            environment, pool_size, f"{seed}/pool", difficulty_low, difficulty_high, max_rerolls, self._held_out_ids()
-        )
+        self.pool = TaskPool.fresh(environment, pool_size, f"{seed}/pool", difficulty_low, difficulty_high, self._held_out_ids())
         self._check_pool_size(len(self.pool.slots))
 
     def train_dataloader(self) -> DataLoader[TaskBatch]:
-        batch = self.pool.draw(self.tasks_per_iteration, f"{self.seed}/draw/{self.epoch}")
+        batch = self.pool.draw(self.tasks_per_iteration, f"{self.seed}/draw/{self.epoch}", self.task_choice)
         return DataLoader([batch], batch_size=1, collate_fn=_first)  # type: ignore[arg-type]
 
     def val_dataloader(self) -> list[DataLoader[EvaluationSet]]:
@@ -119,7 +129,7 @@ class EnvironmentDataModule(L.LightningDataModule):
 
     def lend(self, policy: LoadedModel) -> None:
         """Let an adapter that has no model of its own write with the policy's base; called once the models are built."""
-        if isinstance(self.adapter, ProposingAdapter):
+        if self.adapter is not None:
             self.adapter.lend(policy)
 
     def adapt(self, feedback: Sequence[TaskFeedback], predict: Predict) -> None:
@@ -138,9 +148,8 @@ class EnvironmentDataModule(L.LightningDataModule):
         return {"pool": self.pool.state(), "epoch": self.epoch, "adapter_statistics": self._adapter_statistics}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        rerolls = self.pool.max_rerolls
         self.pool = TaskPool.from_state(state_dict["pool"], self._held_out_ids())
-        self.pool.max_rerolls, self.pool.difficulty = rerolls, self.difficulty  # settings, not state
+        self.pool.difficulty = self.difficulty  # a setting, not state
         leaked = next((record.task.id for record in self.pool.records if record.task.id in self.pool.held_out), None)
         require(
             leaked is None,
@@ -180,7 +189,7 @@ class EnvironmentDataModule(L.LightningDataModule):
                 "does not have: give a number"
             )
         tasks: dict[str, Task] = {}
-        low, high = self.difficulty
+        low, high = self.evaluation_difficulty
         for attempt in range(20 * number):
             rng = Random(f"held-out/{purpose}/{split}/{attempt}")
             task = self.environment.sample(rng, rng.uniform(low, high), split)

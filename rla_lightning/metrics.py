@@ -17,6 +17,8 @@ from torchmetrics.utilities import dim_zero_cat
 
 from rla_lightning.types import Judgment, RolloutGroup, Step, Trajectory
 
+DIFFICULTY_BINS = ("0.0-0.2", "0.2-0.4", "0.4-0.6", "0.6-0.8", "0.8-1.0")  # the last one includes its end
+
 
 class RolloutMetrics(Metric):
     """How the policy's rollouts went.
@@ -73,15 +75,17 @@ class RolloutMetrics(Metric):
 
 
 class SuccessBreakdown(Metric):
-    """Success on evaluation tasks by kind and, with several samples of each, its spread.
+    """Success on evaluation tasks by kind, by difficulty and, with several samples of each, its spread.
 
-    Pass j is sample j of every task; success_rate_std is the standard deviation of the passes' success rates
-    (n - 1 in the denominator).
+    success_rate_at/0.2-0.4 is that of tasks with a difficulty from 0.2 to below 0.4. Pass j is sample j of every task;
+    success_rate_std is the standard deviation of the passes' success rates (n - 1 in the denominator).
     """
 
     full_state_update = False
     kind_rollouts: Tensor  # [kinds]
     kind_successes: Tensor
+    bin_rollouts: Tensor  # [difficulty bins]
+    bin_successes: Tensor
     pass_rollouts: Tensor  # [samples]
     pass_successes: Tensor
 
@@ -93,29 +97,40 @@ class SuccessBreakdown(Metric):
         """
         super().__init__(**kwargs)
         self.kinds = tuple(kinds)
-        for name, length in (("kind", len(self.kinds)), ("pass", samples)):
+        for name, length in (("kind", len(self.kinds)), ("bin", len(DIFFICULTY_BINS)), ("pass", samples)):
             for count in ("rollouts", "successes"):
                 self.add_state(f"{name}_{count}", default=torch.zeros(length, dtype=torch.long), dist_reduce_fx="sum")
 
     def update(self, groups: Sequence[RolloutGroup]) -> None:
-        by_kind = torch.zeros(2, len(self.kinds), dtype=torch.long)  # rollouts, successes
-        by_pass = torch.zeros(2, len(self.pass_rollouts), dtype=torch.long)
+        counts = {
+            "kind": torch.zeros(2, len(self.kinds), dtype=torch.long),  # rollouts, successes
+            "bin": torch.zeros(2, len(DIFFICULTY_BINS), dtype=torch.long),
+            "pass": torch.zeros(2, len(self.pass_rollouts), dtype=torch.long),
+        }
         for group in groups:
+            rolled = torch.tensor([group.rollouts, group.successes])
+            counts["bin"][:, difficulty_bin(group.task.difficulty)] += rolled
             if group.task.kind:
-                by_kind[:, self.kinds.index(group.task.kind)] += torch.tensor([group.rollouts, group.successes])
+                counts["kind"][:, self.kinds.index(group.task.kind)] += rolled
             for sample in group.valid_indices:
-                by_pass[:, sample] += torch.tensor([1, int(group.trajectories[sample].is_won)])
-        device = self.kind_rollouts.device
-        by_kind, by_pass = by_kind.to(device), by_pass.to(device)
-        self.kind_rollouts, self.kind_successes = self.kind_rollouts + by_kind[0], self.kind_successes + by_kind[1]
-        self.pass_rollouts, self.pass_successes = self.pass_rollouts + by_pass[0], self.pass_successes + by_pass[1]
+                counts["pass"][:, sample] += torch.tensor([1, int(group.trajectories[sample].is_won)])
+        for name, (rollouts, successes) in counts.items():
+            _add(self, {f"{name}_rollouts": rollouts.to(self.device), f"{name}_successes": successes.to(self.device)})
 
     def compute(self) -> dict[str, Tensor]:
         rates = self.kind_successes / self.kind_rollouts
         by_kind = {f"success_rate/{kind}": rate for kind, rate in zip(self.kinds, rates, strict=True)}
+        at = self.bin_successes / self.bin_rollouts
+        by_difficulty = {f"success_rate_at/{name}": rate for name, rate in zip(DIFFICULTY_BINS, at, strict=True)}
         if len(self.pass_rollouts) == 1:
-            return by_kind
-        return {"success_rate_std": (self.pass_successes / self.pass_rollouts).std(), **by_kind}
+            return by_kind | by_difficulty
+        spread = (self.pass_successes / self.pass_rollouts).std()
+        return {"success_rate_std": spread, **by_kind, **by_difficulty}
+
+
+def difficulty_bin(difficulty: float) -> int:
+    """The index in DIFFICULTY_BINS of a difficulty in [0, 1]."""
+    return min(len(DIFFICULTY_BINS) - 1, int(difficulty * len(DIFFICULTY_BINS) + 1e-9))
 
 
 class JudgeMetrics(Metric):
@@ -285,7 +300,7 @@ def _add_counts(metric: Metric, names: Sequence[str]) -> None:
         metric.add_state(name, default=torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
 
 
-def _add(metric: Metric, counts: Mapping[str, int]) -> None:
+def _add(metric: Metric, counts: Mapping[str, int | Tensor]) -> None:
     """Not in place: a state that was reset in inference mode could not be changed outside of it."""
     for name, count in counts.items():
         setattr(metric, name, getattr(metric, name) + count)

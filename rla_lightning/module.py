@@ -21,7 +21,7 @@ from rla_lightning.compatibility import require_compatible
 from rla_lightning.distributed import failing_together, from_first, rank, share, unshare
 from rla_lightning.environments.base import Environment
 from rla_lightning.evaluation import evaluate
-from rla_lightning.feedback import decide, task_feedback
+from rla_lightning.feedback import decide, is_trained_on, task_feedback
 from rla_lightning.measure import GroupValues, iteration_metrics, learning_signal
 from rla_lightning.models.language_model import local_seed, trainable_state
 from rla_lightning.models.specs import LanguageModelSpec, ValueModelSpec, on_policy_base
@@ -183,16 +183,16 @@ class ClosedLoop(L.LightningModule):
         with self._timed("judge"):
             groups = self._judge(groups, key)
         values = self._values(groups)
-        verdicts = decide(batch.proposals, groups[len(batch.active) :], self.acceptance)
+        decisions = decide(batch.proposals, groups, self.acceptance)
         credits = [assign_credit(g, self.reward, value) for g, value in zip(groups, values, strict=True)]
-        trained = [i for i, group in enumerate(groups) if verdicts.get(group.task.id, "ACCEPT") == "ACCEPT"]
+        trained = [i for i, group in enumerate(groups) if is_trained_on(decisions.get(group.task.id), self.acceptance)]
         kept, credit = [groups[i] for i in trained], [credits[i] for i in trained]
         with self._timed("update"), local_seed(f"{key}/update/{rank()}", self.device):  # of dropout on adapters
             updates = self._update_policy(kept, credit, key)
             updates |= self._update_reward_model(kept, credit, key)
             updates |= self._update_critic(groups, key)  # all: accepted proposals alone are selected by their outcomes
         self.iteration += 1
-        feedback = [task_feedback(g, value, verdicts, self.acceptance) for g, value in zip(groups, values, strict=True)]
+        feedback = [task_feedback(g, value, decisions, self.acceptance) for g, value in zip(groups, values, strict=True)]
         metrics = iteration_metrics(groups, values, len(batch.active)) | learning_signal(kept) | updates
         self._finish_iteration(metrics, feedback)
         return {"result": iteration_result(int(self.iteration), feedback, groups, credits, values, metrics)}

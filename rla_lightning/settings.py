@@ -82,6 +82,8 @@ class RewardSettings:
     Args:
         score_weight: weight of the mean judgment in a step's reward (the paper's lambda).
         outcome_weight: weight of the verified outcome in a step's reward.
+        policy_outcome: whether the outcome pays the policy, too; false leaves it the votes, while the judge goes on learning from
+            the outcome.
         outcome: what counts as the outcome there; binary is +1 or -1, partial grows from -1 to +1 with the share of the goal
             that was reached, where the environment verifies it in parts (a program's hidden tests).
         invalid_penalty: taken from the reward of a step whose action was not valid.
@@ -98,6 +100,7 @@ class RewardSettings:
 
     score_weight: float = 1.0
     outcome_weight: float = 1.0
+    policy_outcome: bool = True
     outcome: Literal["binary", "partial"] = "binary"
     invalid_penalty: float = 0.0
     parse_penalty: float = -2.0
@@ -115,6 +118,10 @@ class RewardSettings:
             self.score_weight + self.outcome_weight > 0,
             "reward.score_weight and reward.outcome_weight are both 0: nothing would be learned",
         )
+        require(
+            self.policy_outcome or self.score_weight > 0,
+            "reward.policy_outcome is false and reward.score_weight is 0: nothing would pay the policy",
+        )
         require(self.invalid_penalty >= 0, f"reward.invalid_penalty must not be negative, got {self.invalid_penalty}")
         require(self.parse_penalty <= 0, f"reward.parse_penalty must not be positive, got {self.parse_penalty}")
         for name in ("gamma", "gae_lambda"):
@@ -126,20 +133,56 @@ class AcceptanceSettings:
     """When a rewritten task replaces its parent.
 
     Args:
-        rule: threshold is the paper's comparison of two success rates, posterior compares Beta posteriors.
+        rule: threshold is the paper's comparison of two success rates. posterior drops a proposal whose first rollouts speak
+            against it and then rolls it out together with its parent until the Beta posteriors of these new counts decide.
         low: lower end of the success band.
         high: upper end of the success band.
         level: probability at which the posterior rule accepts.
+        futility: probability at which it rejects.
+        max_rerolls: iterations that a proposal and its parent get together; undecided after them is rejected.
+        train_on: which proposals' rollouts the policy and the reward model learn from, besides active tasks: accepted ones
+            in the iteration that accepts them (the paper), or all.
     """
 
     rule: Literal["threshold", "posterior"] = "posterior"
     low: float = 0.2
     high: float = 0.8
-    level: float = 0.8
+    level: float = 0.95
+    futility: float = 0.5
+    max_rerolls: int = 3
+    train_on: Literal["accepted", "all"] = "all"
 
     def __post_init__(self) -> None:
         require(0 <= self.low < self.high <= 1, f"acceptance needs 0 <= low < high <= 1, got {self.low} and {self.high}")
         require(0.5 < self.level < 1, f"acceptance.level must be in (0.5, 1), got {self.level}")
+        require(
+            0 < self.futility < self.level,
+            f"acceptance.futility must be above 0 and below the level {self.level}, got {self.futility}",
+        )
+        require(self.max_rerolls >= 1, f"acceptance.max_rerolls must be at least 1, got {self.max_rerolls}")
+
+
+@dataclass(frozen=True)
+class CritiqueSettings:
+    """Who says in words why rollouts of tasks outside the band failed or succeeded too easily; the rewriter reads it.
+
+    Args:
+        writer: template fills counts and actions into sentences. reward_model reads the logs and writes, as it is before its
+            update; the rewriter (a RewriterAdapter) does so before it rewrites, under its own limits. What a model fails to
+            write is the template's.
+        max_rollouts: most rollouts of a task that a model reads; above the band the shortest win is among them.
+        max_new_tokens: limit of one answer of the reward model, thinking included; a longer one is refused.
+    """
+
+    writer: Literal["template", "reward_model", "rewriter"] = "template"
+    max_rollouts: int = 4
+    max_new_tokens: int = 256
+
+    def __post_init__(self) -> None:
+        writers = ("template", "reward_model", "rewriter")
+        require(self.writer in writers, f"critiques.writer must be one of {', '.join(writers)}, got '{self.writer}'")
+        for name in ("max_rollouts", "max_new_tokens"):
+            require(getattr(self, name) >= 1, f"critiques.{name} must be at least 1, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True)

@@ -50,25 +50,36 @@ class Task:
 
 
 @dataclass(frozen=True)
+class Trial:
+    """Counts of a proposal, and of its parent where that is rolled out along with it: then both met the same policies."""
+
+    successes: int = 0
+    rollouts: int = 0
+    parent_successes: int = 0
+    parent_rollouts: int = 0
+    rolls: int = 0  # iterations that these counts come from
+
+
+@dataclass(frozen=True)
 class Proposal:
     """A rewritten task that awaits a verdict from rollouts of the current policy."""
 
     task: Task
     direction: Direction
     parent_id: str
-    parent_successes: int
+    parent_successes: int  # of the iteration that asked for the rewrite
     parent_rollouts: int
     critique: str = ""
-    predicted_success: float | None = None  # the critic's prediction when it was chosen
-    successes: int = 0  # of its own earlier rolls, while it is undecided
-    rollouts: int = 0
+    predicted_success: float | None = None  # when it was chosen
+    is_control: bool = False  # the parent itself, unchanged: accepting it is an error of the rule
+    trial: Trial | None = None  # since the first rollouts let it pass; None: not rolled out yet
 
 
 @dataclass(frozen=True)
 class TaskBatch:
     """What one training iteration rolls out: |active| + |proposals| is constant."""
 
-    active: tuple[Task, ...]
+    active: tuple[Task, ...]  # the parents of proposals on trial come first
     proposals: tuple[Proposal, ...] = ()
 
     @property
@@ -272,6 +283,25 @@ class RolloutGroup:
 
 
 @dataclass(frozen=True)
+class Decision:
+    """What an iteration's rollouts say about a proposal."""
+
+    verdict: Verdict
+    reason: str
+    trial: Trial | None = None  # how it goes on, or what the verdict is based on
+
+
+@dataclass(frozen=True)
+class EpisodeLog:
+    """One rollout as text, for a language model that criticises it."""
+
+    turns: tuple[str, ...]  # what was observed and done, numbered from 0; the last one with the reply to it
+    is_won: bool
+    stop_reason: TrajectoryStop
+    blamed: tuple[int, ...] = ()  # steps that every vote rejects
+
+
+@dataclass(frozen=True)
 class TaskFeedback:
     """What one iteration learned about one task; the curriculum's only input."""
 
@@ -282,7 +312,13 @@ class TaskFeedback:
     critiques: tuple[str, ...] = ()
     p_plus: float | None = None  # P(vote +1 | step of a success); None without such votes
     p_minus: float | None = None  # P(vote -1 | step of a failure)
-    verdict: Verdict | None = None  # None for active tasks
+    decision: Decision | None = None  # None for active tasks
+    logs: tuple[EpisodeLog, ...] = ()  # of a task outside the band, where a language model is to write the critiques
+    pass_rates: str = ""  # of the hidden tests, where goals are verified in parts
+
+    @property
+    def verdict(self) -> Verdict | None:
+        return None if self.decision is None else self.decision.verdict
 
 
 @dataclass(frozen=True)

@@ -148,6 +148,8 @@ def _paid_to_policy(rewards: np.ndarray, outcome: float, settings: RewardSetting
 
     The judge always learns from the integrated rewards: without the outcome in them it would only agree with itself.
     """
+    if not settings.policy_outcome:
+        return rewards - settings.outcome_weight * outcome
     if settings.advantage not in ("gae", "return_to_go"):
         return rewards
     earlier = np.arange(len(rewards)) < len(rewards) - 1

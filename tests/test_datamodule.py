@@ -9,7 +9,7 @@ from rla_lightning.curriculum.adapters import FreshTasks, ParametricAdapter
 from rla_lightning.datamodule import EnvironmentDataModule
 from rla_lightning.environments.base import Environment
 from rla_lightning.environments.household import HouseholdEnvironment
-from rla_lightning.types import ConfigError, Task, TaskBatch, TaskFeedback
+from rla_lightning.types import ConfigError, Decision, Task, TaskBatch, TaskFeedback, Trial
 
 HOUSEHOLD = HouseholdEnvironment()
 
@@ -42,7 +42,7 @@ def feedback_on(batch: TaskBatch, rng: Random) -> list[TaskFeedback]:
     active = [TaskFeedback(task, rng.choice((0, 4, 8)), 8, 0.5, ("why",)) for task in batch.active]
     verdicts = [rng.choice(("ACCEPT", "REJECT", "UNDECIDED")) for _ in batch.proposals]
     return active + [
-        TaskFeedback(p.task, rng.randrange(9), 8, 0.5, verdict=verdict)
+        TaskFeedback(p.task, rng.randrange(9), 8, 0.5, decision=Decision(verdict, "", Trial()))
         for p, verdict in zip(batch.proposals, verdicts, strict=True)
     ]
 
@@ -122,15 +122,16 @@ def numbered(n: int, split: str) -> Task:
 
 def test_a_rewrite_into_a_held_out_task_is_refused():
     data = EnvironmentDataModule(
-        Repeating(), ParametricAdapter(), tasks_per_iteration=2, pool_size=4, validation_tasks=2, test_tasks=2
+        Repeating(), ParametricAdapter(control_share=0.0), tasks_per_iteration=2, pool_size=4, validation_tasks=2, test_tasks=2
     )
     in_domain = {f"in_domain{n}" for n in range(10)}
     forbidden = {task_id for group in held_out(data) for task_id in group}
     assert len(forbidden & in_domain) == 4
     for _ in range(8):  # the pool uses 4 of the other 6 tasks, so only 2 rewrites are possible at all
         batch = draw(data)
-        data.adapt([TaskFeedback(task, 8, 8, 0.5) for task in batch.active]
-                   + [TaskFeedback(p.task, 4, 8, 0.5, verdict="ACCEPT") for p in batch.proposals], predict)  # fmt: skip
+        accept = Decision("ACCEPT", "")
+        decided = [TaskFeedback(proposal.task, 4, 8, 0.5, decision=accept) for proposal in batch.proposals]
+        data.adapt([TaskFeedback(task, 8, 8, 0.5) for task in batch.active] + decided, predict)
     assert {record.task.id for record in data.pool.records} == in_domain - forbidden
 
 
@@ -365,7 +366,8 @@ def test_what_the_adapter_counted_is_logged_and_survives_a_resume():
         ({"pool_size": None}, "'household' makes new tasks without end: give data.pool_size, not null"),
         ({"validation_tasks": None}, "data.validation_tasks null stands for all in_domain tasks of a fixed set, which household"),
         ({"test_tasks": None}, "data.test_tasks null stands for all in_domain tasks of a fixed set, which household"),
-        ({"max_rerolls": -1}, "data.max_rerolls must not be negative, got -1"),
+        ({"task_choice": "best"}, "data.task_choice must be uniform or judge_errors, got 'best'"),
+        ({"evaluation_difficulty_low": 1.5}, "data.evaluation_difficulty_low and data.evaluation_difficulty_high must satisfy"),
     ],
 )
 def test_settings_that_cannot_work_are_named(options, message):

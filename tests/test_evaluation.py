@@ -107,7 +107,10 @@ def test_one_sample_per_task_has_no_spread():
             return [rollouts(t, (WON,), (1,)) for t in tasks]
 
     metrics = evaluate(Once(RolloutSettings()), TASKS, "key", CPU, lambda *args: None)
-    by_kind = {name: value for name, value in metrics.items() if name.startswith("rollout/success_rate")}
+    by_kind = {
+        name: value for name, value in metrics.items() if name.startswith(("rollout/success_rate/", "rollout/success_rate_std"))
+    }
+    by_kind["rollout/success_rate"] = metrics["rollout/success_rate"]
     assert by_kind == {"rollout/success_rate": 1.0, "rollout/success_rate/clean": 1.0, "rollout/success_rate/heat": 1.0}
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rla_lightning.metrics import CriticMetrics, JudgeMetrics, RolloutMetrics, SuccessBreakdown, area_under_roc
+from rla_lightning.metrics import CriticMetrics, JudgeMetrics, RolloutMetrics, SuccessBreakdown, area_under_roc, difficulty_bin
 from rla_lightning.types import (
     LOST,
     WON,
@@ -108,10 +108,25 @@ SAMPLED = (
 )
 
 
+def without_difficulty(metric: SuccessBreakdown) -> dict[str, float]:
+    return {name: value for name, value in floats(metric.compute()).items() if not name.startswith("success_rate_at/")}
+
+
+def test_success_by_difficulty() -> None:
+    metric = SuccessBreakdown([], samples=2)
+    for difficulty, outcomes in [(0.0, (WON, WON)), (0.2, (WON, LOST)), (0.39, (LOST, LOST)), (1.0, (None, WON))]:
+        metric.update([RolloutGroup(replace(TASK, difficulty=difficulty), of_kind("", *outcomes).trajectories)])
+    values = floats(metric.compute())
+    # .2 and .39 share a bin: 1 of 4; an error of the environment does not count
+    assert [values[f"success_rate_at/{name}"] for name in ("0.0-0.2", "0.2-0.4", "0.8-1.0")] == [1.0, 0.25, 1.0]
+    assert math.isnan(values["success_rate_at/0.4-0.6"])
+    assert [difficulty_bin(value) for value in (0.0, 0.1999, 0.2, 0.6, 0.8, 1.0)] == [0, 0, 1, 3, 4, 4]
+
+
 def test_success_by_kind_and_its_spread_over_passes() -> None:
     metric = SuccessBreakdown(["clean", "cool", "heat"], samples=3)
     metric.update(SAMPLED)
-    values = floats(metric.compute())
+    values = without_difficulty(metric)
     assert math.isnan(values.pop("success_rate/cool"))  # nothing of the kind was played
     # rates .75 .25 .5, mean .5: sqrt((.25² + .25² + 0) / 2)
     assert values == pytest.approx({"success_rate_std": 0.25, "success_rate/clean": 0.5, "success_rate/heat": 0.5})
@@ -120,13 +135,13 @@ def test_success_by_kind_and_its_spread_over_passes() -> None:
 def test_one_sample_has_no_spread_and_no_kind_no_rate() -> None:
     metric = SuccessBreakdown(["heat"], samples=1)
     metric.update([of_kind("heat", WON), of_kind("heat", LOST), of_kind("heat", WON)])
-    assert floats(metric.compute()) == pytest.approx({"success_rate/heat": 2 / 3})
+    assert without_difficulty(metric) == pytest.approx({"success_rate/heat": 2 / 3})
     bare = SuccessBreakdown([], samples=1)
     bare.update([of_kind("", WON)])
-    assert bare.compute() == {}
+    assert without_difficulty(bare) == {}
     two = SuccessBreakdown([], samples=2)
     two.update([of_kind("", WON, WON), of_kind("", LOST, WON)])
-    assert floats(two.compute()) == pytest.approx({"success_rate_std": 0.125**0.5})  # .5 and 1
+    assert without_difficulty(two) == pytest.approx({"success_rate_std": 0.125**0.5})  # .5 and 1
 
 
 def test_processes_with_other_kinds_give_the_numbers_of_one() -> None:
@@ -137,8 +152,8 @@ def test_processes_with_other_kinds_give_the_numbers_of_one() -> None:
     first.merge_state(second)
     first.merge_state(idle)
     expected = {"success_rate_std": 0.25, "success_rate/clean": 0.5, "success_rate/heat": 0.5}
-    assert floats(first.compute()) == pytest.approx(expected)
-    assert second.compute().keys() == idle.compute().keys() == expected.keys()  # the same names everywhere
+    assert without_difficulty(first) == pytest.approx(expected)
+    assert second.compute().keys() == idle.compute().keys() == first.compute().keys()  # the same names everywhere
 
 
 def test_a_kind_that_was_not_announced_is_refused() -> None:

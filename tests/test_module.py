@@ -17,9 +17,10 @@ from rla_lightning.environments.base import Environment, Episode
 from rla_lightning.models.specs import LanguageModelSpec, TinySpec, ValueModelSpec
 from rla_lightning.module import ClosedLoop
 from rla_lightning.rollout.formats import CompactJudgeFormat
-from rla_lightning.settings import ClippedUpdateSettings, RolloutSettings
+from rla_lightning.settings import AcceptanceSettings, ClippedUpdateSettings, RolloutSettings
 from rla_lightning.types import (
     WON,
+    Decision,
     IterationResult,
     Observation,
     Proposal,
@@ -262,8 +263,7 @@ def test_logged_numbers_are_those_of_the_result(run):
         wins = sum(t.outcome == WON for group in active for t in group.trajectories)
         assert row["rollout/success_rate"] == pytest.approx(wins / (4 * len(active)))
         assert row["rollout/success_rate"] == pytest.approx(result.metrics["rollout/success_rate"])
-        samples = sum(a != 0 for f, g in zip(result.feedback, result.advantages, strict=True) for r in g for a in r
-                      if f.verdict in (None, "ACCEPT"))  # fmt: skip
+        samples = sum(a != 0 for group in result.advantages for rollout in group for a in rollout)
         assert row["policy/samples"] == samples
 
 
@@ -319,8 +319,8 @@ def test_everything_frozen_still_runs(tmp_path):
 
 def decided(proposals, groups, settings):
     """The verdict in each task's name."""
-    assert [proposal.task for proposal in proposals] == [group.task for group in groups]
-    return {proposal.task.id: proposal.task.spec["tag"] for proposal in proposals}
+    assert [proposal.task for proposal in proposals] == [group.task for group in groups[-len(proposals) :]]
+    return {proposal.task.id: Decision(proposal.task.spec["tag"], "by name") for proposal in proposals}
 
 
 class Recording(ClosedLoop):
@@ -339,16 +339,18 @@ class Recording(ClosedLoop):
         return super()._update_critic(groups, key)
 
 
-def test_rejected_and_undecided_proposals_are_not_trained_on(tmp_path, monkeypatch):
+@pytest.mark.parametrize("train_on", ["accepted", "all"])
+def test_which_proposals_are_trained_on(tmp_path, monkeypatch, train_on):
     monkeypatch.setattr("rla_lightning.module.decide", decided)
     data = make_data()
     for parent, verdict in zip(data.pool.slots, ("ACCEPT", "REJECT", "UNDECIDED"), strict=False):
         child = replace(gate(2, verdict), parent_id=parent.id, root_id=parent.root_id)
         assert data.pool.propose(Proposal(child, "easier", parent.id, 0, 4))
-    run = train(make_loop(Recording), data, tmp_path)
+    run = train(make_loop(Recording, acceptance=AcceptanceSettings(train_on=train_on)), data, tmp_path)
     active = [task.id for task in run.batches[0].active]
     assert len(active) == 3
-    assert run.loop.trained["policy"] == run.loop.trained["reward_model"] == [*active, "2-ACCEPT"]
+    proposals = ["2-ACCEPT"] if train_on == "accepted" else ["2-ACCEPT", "2-REJECT", "2-UNDECIDED"]
+    assert run.loop.trained["policy"] == run.loop.trained["reward_model"] == [*active, *proposals]
     # the critic learns from all: accepted proposals alone are selected by the outcomes that it is to predict
     assert run.loop.trained["critic"] == [*active, "2-ACCEPT", "2-REJECT", "2-UNDECIDED"]
     assert [feedback.verdict for feedback in run.results[0].feedback] == [None] * 3 + ["ACCEPT", "REJECT", "UNDECIDED"]

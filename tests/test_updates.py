@@ -118,6 +118,16 @@ def test_gae_does_not_change_what_the_judge_learns():
     assert learned == advantages_of(judge(group, judge_balance="none"))
 
 
+def test_the_votes_alone_pay_the_policy_while_the_judge_learns_from_the_outcome():
+    group = group_of(rollout(WON, "--+"), rollout(LOST, "++-", name=1))
+    credit = credit_of(group, policy_outcome=False)
+    # votes of -1/3 on the win and 1/3 on the loss: the policy is told to do as the loss did
+    assert np.concatenate(credit.advantages).tolist() == pytest.approx([-1.0, 1.0])
+    assert [r.tolist() for r in credit.rewards] == [pytest.approx([2 / 3]), pytest.approx([-2 / 3])]
+    learned = advantages_of(judge(group, policy_outcome=False, judge_balance="none"))
+    assert learned == advantages_of(judge(group, judge_balance="none"))
+
+
 def test_an_environment_error_gets_no_credit_and_is_trained_on_by_nobody():
     error = rollout(LOST, "", "", stop="ENV_ERROR", name=9)  # two steps, never judged
     group = group_of(rollout(WON, "++-", name=1), error, rollout(LOST, "--+", name=2))

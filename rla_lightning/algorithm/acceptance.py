@@ -89,43 +89,45 @@ def posterior(
     *,
     low: float = 0.2,
     high: float = 0.8,
-    level: float = 0.8,
+    level: float = 0.95,
+    futility: float = 0.5,
 ) -> Verdict:
     """Accept once the rollouts make it probable enough that the proposal is what was asked for.
 
-        P = posterior_probability(...);  ACCEPT iff P >= level,  REJECT iff P <= 1 - level,  else UNDECIDED
+        P = posterior_probability(...);  ACCEPT iff P >= level,  REJECT iff P <= futility,  else UNDECIDED
 
-    At 8 rollouts an unchanged proposal is accepted as easier, at true success .05, .10 and .20 and given that the parent's
-    rollouts called for it, with probability .04, .12 and .30 at level .8, and .004, .02 and .10 at level .9; up to level
-    .7 the rule is no stricter than `threshold`.
+    That a parent was selected for its extreme rollouts is not corrected for: give counts that were drawn afterwards.
 
     Args:
         direction: which way the parent was to be rewritten.
-        parent_successes: of the parent, when it triggered the proposal; that parents are selected for extreme rollouts
-            is not corrected for.
-        parent_rollouts: likewise.
-        successes: of the proposal, summed over re-rolls.
-        rollouts: of the proposal, summed over re-rolls.
+        parent_successes: of the parent.
+        parent_rollouts: of the parent.
+        successes: of the proposal.
+        rollouts: of the proposal.
         low: lower edge of the band of success rates, bounds the rate of a harder proposal.
         high: upper edge of the band of success rates, bounds the rate of an easier proposal.
         level: in (0.5, 1).
+        futility: in (0, level).
 
     Returns:
         The verdict; UNDECIDED also when either task has no rollouts.
 
     Raises:
-        ValueError: as posterior_probability, or a level outside (0.5, 1).
+        ValueError: as posterior_probability, or not 0 < futility < level and 0.5 < level < 1.
     """
     if not 0.5 < level < 1.0:
         raise ValueError(f"level must be in (0.5, 1), got {level}")
+    if not 0.0 < futility < level:
+        raise ValueError(f"futility must be in (0, {level}), got {futility}")
     probability = posterior_probability(direction, parent_successes, parent_rollouts, successes, rollouts, low=low, high=high)
     if parent_rollouts == 0 or rollouts == 0:
         return "UNDECIDED"
     if probability >= level:
         return "ACCEPT"
-    return "REJECT" if probability <= 1.0 - level else "UNDECIDED"
+    return "REJECT" if probability <= futility else "UNDECIDED"
 
 
+@lru_cache(maxsize=1 << 16)  # enumerations of a rule ask for the same counts again and again
 def posterior_probability(
     direction: Direction,
     parent_successes: int,

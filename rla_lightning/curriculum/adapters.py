@@ -1,203 +1,42 @@
-"""How the tasks follow the policy: adapters read an epoch's feedback and change the pool.
+"""The adapters that a YAML file names: parametric rewrites, and the controls that replace tasks without any verdict.
 
-The datamodule books the feedback first (`TaskPool.book`), then calls `adapt`. The environment is
-passed in, so that a YAML file names it once. `data.adapter: null` is the static-environment ablation.
+The one that asks a language model is in rewriter.py. `data.adapter: null` is the static-environment ablation.
 """
 
 from __future__ import annotations
 
 import logging
-import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
-from typing import Literal, Protocol
+from typing import Literal
 
 from rla_lightning.algorithm.acceptance import trigger
-from rla_lightning.curriculum.pool import TaskPool, TaskRecord
-from rla_lightning.curriculum.selection import sample_distinct
+from rla_lightning.curriculum.pool import TaskPool
+from rla_lightning.curriculum.prediction import PREDICTORS
+from rla_lightning.curriculum.proposing import Predict, ProposingAdapter, Pull, Ranking, Request, TaskAdapter, replace_by_fresh
 from rla_lightning.distributed import failing_together, from_first, rank
 from rla_lightning.environments.base import Environment
-from rla_lightning.models.language_model import LoadedModel
-from rla_lightning.types import ConfigError, Direction, Proposal, Task, TaskFeedback
+from rla_lightning.types import ConfigError, Task, TaskFeedback
 
 logger = logging.getLogger(__name__)
 
-Predict = Callable[[Sequence[Task]], list[float]]  # the critic's success probability of each task, NaN: cannot be played
-
-
-class TaskAdapter(Protocol):
-    """Changes the pool after an epoch: queues proposals or replaces slots."""
-
-    def adapt(
-        self, environment: Environment, pool: TaskPool, feedback: Sequence[TaskFeedback], predict: Predict, key: str
-    ) -> None:
-        """Adapt to the feedback that the pool has just booked.
-
-        `predict` is called at most once, with every task to be judged; every random draw is a function of `key`. Under
-        several processes all call this with the same arguments and leave the same pool.
-        """
-
-    def statistics(self) -> dict[str, float]:
-        """What is logged about the latest `adapt`, under the same names every time."""
-
-
-def anchored_success(successes: int, rollouts: int, parent_prediction: float, prediction: float) -> float:
-    """Expected success of a rewrite: the parent's observed rate, moved by what the critic sees between the two.
-
-    A critic can be biased as a whole and still order tasks well, so only the difference of its two predictions counts:
-
-        logit(expected) = logit((s + 1/2) / (n + 1)) + logit(prediction) - logit(parent_prediction)
-
-    with predictions held inside [0.01, 0.99] and the parent's rate shrunk by the Jeffreys prior.
-    """
-    for value in (parent_prediction, prediction):
-        if not 0.0 <= value <= 1.0:  # also catches NaN
-            raise ValueError(f"the critic predicted a success probability of {value}")
-    log_odds = _logit((successes + 0.5) / (rollouts + 1)) + _logit(prediction) - _logit(parent_prediction)
-    return 1.0 / (1.0 + math.exp(-log_odds))
-
-
-def _logit(probability: float) -> float:
-    clipped = min(max(probability, 0.01), 0.99)
-    return math.log(clipped / (1.0 - clipped))
-
-
-@dataclass(frozen=True)
-class Request:
-    """An active task outside the band that is to be rewritten."""
-
-    parent: TaskRecord
-    direction: Direction
-    critique: str
-
-
-@dataclass(frozen=True)
-class _Rewrite:
-    """A request with what it could become."""
-
-    request: Request
-    candidates: tuple[Task, ...]  # usable ones; their order decides where the critic does not
-
-
-class ProposingAdapter(ABC):
-    """Proposes, for each task outside the band, one of its candidates; a subclass says where candidates come from."""
-
-    def __init__(self, low: float, high: float, target: float, max_proposals: int | None, asks_critic: bool) -> None:
-        """Configure when tasks are rewritten and how the candidate is chosen.
-
-        Args:
-            low: a success rate below it asks for an easier task.
-            high: a success rate above it asks for a harder task.
-            target: wanted success rate of the chosen candidate.
-            max_proposals: most proposals pending at a time; None: no limit.
-            asks_critic: choose by `anchored_success`; otherwise the first candidate is taken.
-        """
-        if not 0.0 <= low <= target <= high <= 1.0:
-            raise ConfigError(f"need 0 <= low <= target <= high <= 1, got {low}, {target}, {high}")
-        if max_proposals is not None and max_proposals < 1:
-            raise ConfigError(f"max_proposals must be at least 1 or null, got {max_proposals}")
-        self.low = low
-        self.high = high
-        self.target = target
-        self.max_proposals = max_proposals
-        self.asks_critic = asks_critic
-
-    @abstractmethod
-    def check(self, environment: Environment) -> None:
-        """Raise ConfigError for an environment whose tasks cannot be rewritten like this."""
-
-    @abstractmethod
-    def _candidates(
-        self, environment: Environment, pool: TaskPool, requests: Sequence[Request], key: str
-    ) -> list[tuple[Task, ...]]:
-        """Of each request the valid tasks that the pool has never seen, without repeats."""
-
-    def lend(self, policy: LoadedModel) -> None:  # noqa: B027
-        """Take what is needed of the policy, which is on the CPU; raise ConfigError where it cannot be had."""
-
-    def statistics(self) -> dict[str, float]:
-        return {}
-
-    def adapt(
-        self, environment: Environment, pool: TaskPool, feedback: Sequence[TaskFeedback], predict: Predict, key: str
-    ) -> None:
-        rewrites = self._rewrites(environment, pool, feedback, key)
-        if not rewrites:
-            return
-        predictions: dict[str, float] | None = None
-        if self.asks_critic:
-            tasks = {task.id: task for rewrite in rewrites for task in (rewrite.request.parent.task, *rewrite.candidates)}
-            predictions = dict(zip(tasks, predict(list(tasks.values())), strict=True))
-        for rewrite in rewrites:
-            request, parent = rewrite.request, rewrite.request.parent
-            for task in self._rank(rewrite, predictions):
-                proposal = Proposal(
-                    task=task,
-                    direction=request.direction,
-                    parent_id=parent.task.id,
-                    parent_successes=parent.successes,
-                    parent_rollouts=parent.rollouts,
-                    critique=request.critique,
-                    predicted_success=None if predictions is None else predictions[task.id],
-                )
-                if pool.propose(proposal):  # refused when another parent has just proposed the same task
-                    break
-
-    def _rewrites(self, environment: Environment, pool: TaskPool, feedback: Sequence[TaskFeedback], key: str) -> list[_Rewrite]:
-        """As many as there is room for; where a request comes to nothing, the next one in line gets its place."""
-        room = len(feedback) if self.max_proposals is None else self.max_proposals - len(pool.pending)
-        waiting = self._requests(pool, feedback, key)
-        rewrites: list[_Rewrite] = []
-        while waiting and len(rewrites) < room:
-            free = room - len(rewrites)
-            asked, waiting = waiting[:free], waiting[free:]
-            answered = zip(asked, self._candidates(environment, pool, asked, key), strict=True)
-            rewrites += [_Rewrite(request, candidates) for request, candidates in answered if candidates]
-        return rewrites
-
-    def _requests(self, pool: TaskPool, feedback: Sequence[TaskFeedback], key: str) -> list[Request]:
-        order = list(feedback)
-        Random(f"{key}/order").shuffle(order)  # so that a small `max_proposals` favours no slot
-        requests: list[Request] = []
-        for item in order:
-            if item.rollouts == 0 or not pool.is_active(item.task.id) or pool.has_pending_child(item.task.id):
-                continue
-            direction = trigger(item.successes, item.rollouts, self.low, self.high)
-            if direction is not None:
-                critique = " ".join(dict.fromkeys(item.critiques))
-                requests.append(Request(pool.record(item.task.id), direction, critique))
-        return requests
-
-    def _rank(self, rewrite: _Rewrite, predictions: dict[str, float] | None) -> list[Task]:
-        """Candidates, best first: those that move the right way, then by distance from the target."""
-        if predictions is None:
-            return list(rewrite.candidates)
-        parent = rewrite.request.parent
-        before = predictions[parent.task.id]
-
-        def badness(task: Task) -> tuple[bool, float]:
-            after = predictions[task.id]
-            moves = after < before if rewrite.request.direction == "harder" else after > before
-            expected = anchored_success(parent.successes, parent.rollouts, before, after)
-            return not moves, abs(expected - self.target)
-
-        playable = [task for task in rewrite.candidates if not math.isnan(predictions[task.id])]
-        return [] if math.isnan(before) else sorted(playable, key=badness)
-
 
 class ParametricAdapter(ProposingAdapter):
-    """Proposes, for each task outside the band, the variant whose expected success is nearest the target."""
+    """Proposes, for each task outside the band, the variant whose expected success is best."""
 
     def __init__(
         self,
         low: float = 0.2,
         high: float = 0.8,
-        candidates: int = 24,
+        candidates: int = 32,
         target: float = 0.5,
         max_proposals: int | None = None,
-        ranking: Literal["critic", "random"] = "critic",
+        ranking: Ranking = "both",
+        pull: Pull = "root",
+        redraw: bool = False,
+        control_share: float = 0.1,
+        fresh_share: float = 0.0,
     ) -> None:
         """Configure when and how tasks are rewritten.
 
@@ -207,14 +46,24 @@ class ParametricAdapter(ProposingAdapter):
             candidates: variants that the environment is asked for per task.
             target: wanted success rate of the chosen variant.
             max_proposals: most proposals pending at a time; null: no limit.
-            ranking: `critic` chooses by `anchored_success`, `random` among all valid variants.
+            ranking: what predicts the success of the variants: the critic, a regression on the tasks' knobs, both (the critic's
+                prediction is another knob), or random, which takes any.
+            pull: target takes the variant expected nearest the target; root that with the knobs nearest to the sampled task
+                that all began with, among those expected within 0.15 of the target, and half of the variants are then
+                easier ones of that root.
+            redraw: give rolled-out active tasks another layout with the same knobs.
+            control_share: of the requests that get the task itself, unchanged, as their proposal: how many of these are
+                accepted is the run's false-accept rate.
+            fresh_share: of the slots that hold fresh tasks, another one after each visit, and are never rewritten.
         """
-        super().__init__(low, high, target, max_proposals, asks_critic=ranking == "critic")
+        if ranking not in ("random", *PREDICTORS):
+            raise ConfigError(f"ranking must be one of random, {', '.join(PREDICTORS)}, got '{ranking}'")
+        predictor = None if ranking == "random" else ranking
+        super().__init__(low, high, target, max_proposals, predictor, pull, control_share, fresh_share)
         if candidates < 1:
             raise ConfigError(f"candidates must be at least 1, got {candidates}")
-        if ranking not in ("critic", "random"):
-            raise ConfigError(f"ranking must be 'critic' or 'random', got '{ranking}'")
         self.candidates = candidates
+        self.redraw = redraw
 
     def check(self, environment: Environment) -> None:
         if type(environment).vary is Environment.vary:
@@ -222,6 +71,8 @@ class ParametricAdapter(ProposingAdapter):
                 f"environment '{environment.name}' has no vary, so its tasks have no variants: use "
                 "rla_lightning.curriculum.rewriter.RewriterAdapter, or no adapter"
             )
+        if self.redraw and type(environment).redraw is Environment.redraw:
+            raise ConfigError(f"environment '{environment.name}' cannot redraw a task with the same knobs: set redraw to false")
 
     def _candidates(
         self, environment: Environment, pool: TaskPool, requests: Sequence[Request], key: str
@@ -229,16 +80,32 @@ class ParametricAdapter(ProposingAdapter):
         candidates: list[tuple[Task, ...]] = []
         with failing_together():
             if rank() == 0:  # validating may run programs, and a clock must not part the processes' pools
-                candidates = [usable_variants(environment, pool, request, self.candidates, key) for request in requests]
+                near_root = self.pull == "root"
+                candidates = [usable_variants(environment, pool, r, self.candidates, key, near_root) for r in requests]
         return from_first(candidates)
 
+    def _refresh(self, environment: Environment, pool: TaskPool, feedback: Sequence[TaskFeedback], key: str) -> None:
+        super()._refresh(environment, pool, feedback, key)
+        if self.redraw:
+            redraw_slots(environment, pool, feedback, self._fresh_slots(pool), f"{key}/redraw")
 
-def usable_variants(environment: Environment, pool: TaskPool, request: Request, number: int, key: str) -> tuple[Task, ...]:
-    """New and valid ones among `number` variants of the environment, shuffled: stable sorting then breaks ties at random."""
+
+def usable_variants(
+    environment: Environment, pool: TaskPool, request: Request, number: int, key: str, near_root: bool = False
+) -> tuple[Task, ...]:
+    """New and valid ones among `number` variants of the environment, shuffled: stable sorting then breaks ties at random.
+
+    Near the root half of them are easier variants of the task that all began with, made children of this one.
+    """
     task = request.parent.task
+    root = pool.record(task.root_id).task
     rng = Random(f"{key}/vary/{task.id}")
+    of_root = number // 2 if near_root and root.id != task.id else 0
     try:
-        varied = {candidate.id: candidate for candidate in environment.vary(task, request.direction, rng, number)}
+        varied = {candidate.id: candidate for candidate in environment.vary(task, request.direction, rng, number - of_root)}
+        if of_root:
+            for candidate in environment.vary(root, "easier", rng, of_root):
+                varied[candidate.id] = replace(candidate, parent_id=task.id, version=task.version + 1)
         usable = [c for c in varied.values() if not pool.knows(c.id) and environment.validate(c, task) is None]
     except Exception as error:  # of somebody's environment: the task stays as it is, the run goes on
         logger.warning("task %s could not be rewritten: %s: %s", task.id, type(error).__name__, error)
@@ -247,7 +114,7 @@ def usable_variants(environment: Environment, pool: TaskPool, request: Request, 
     return tuple(usable)
 
 
-class FreshTasks:
+class FreshTasks(TaskAdapter):
     """The control: rolled-out tasks give way to others of the same source, fresh or of a fixed set, without any verdict."""
 
     def __init__(
@@ -271,9 +138,6 @@ class FreshTasks:
         self.low = low
         self.high = high
 
-    def statistics(self) -> dict[str, float]:
-        return {}
-
     def adapt(
         self, environment: Environment, pool: TaskPool, feedback: Sequence[TaskFeedback], predict: Predict, key: str
     ) -> None:
@@ -283,14 +147,50 @@ class FreshTasks:
             for item in feedback
             if pool.is_active(item.task.id) and not pool.has_pending_child(item.task.id) and self._leaves(item)
         ]
-        if not leaving:
-            return
-        staying = {task.id for task in pool.slots}.difference(leaving) | {proposal.task.id for proposal in pool.pending}
-        taken = staying | pool.held_out
-        fresh = sample_distinct(environment, len(leaving), key, *pool.difficulty, is_taken=taken.__contains__)
-        pool.replace_slots(leaving, fresh)
+        replace_by_fresh(environment, pool, leaving, key)
 
     def _leaves(self, item: TaskFeedback) -> bool:
         if self.replace == "all":
             return True
         return item.rollouts > 0 and trigger(item.successes, item.rollouts, self.low, self.high) is not None
+
+
+class SameKnobs(TaskAdapter):
+    """The control: rolled-out tasks give way to others with the same kind and knobs, without any verdict."""
+
+    def check(self, environment: Environment) -> None:
+        if type(environment).redraw is Environment.redraw:
+            raise ConfigError(f"environment '{environment.name}' cannot redraw a task with the same knobs")
+
+    def adapt(
+        self, environment: Environment, pool: TaskPool, feedback: Sequence[TaskFeedback], predict: Predict, key: str
+    ) -> None:
+        del predict
+        redraw_slots(environment, pool, feedback, frozenset(), key)
+
+
+def redraw_slots(
+    environment: Environment, pool: TaskPool, feedback: Sequence[TaskFeedback], kept: frozenset[str], key: str
+) -> None:
+    """Replace rolled-out active tasks without pending proposals by others with the same knobs, where there are any."""
+    others: list[Task] = []
+    with failing_together():
+        if rank() == 0:  # validating may run programs, and a clock must not part the processes' pools
+            others = _redrawn(environment, pool, [item.task for item in feedback if item.task.id not in kept], key)
+    others = from_first(others)
+    if others:
+        pool.replace_slots([str(task.parent_id) for task in others], others)
+
+
+def _redrawn(environment: Environment, pool: TaskPool, tasks: Sequence[Task], key: str) -> list[Task]:
+    """Successors of those tasks that are active, have no pending proposal and can be drawn anew."""
+    redrawn: list[Task] = []
+    taken = {task.id for task in pool.slots} | {proposal.task.id for proposal in pool.pending} | pool.held_out
+    for task in tasks:
+        if not pool.is_active(task.id) or pool.has_pending_child(task.id):
+            continue
+        other = environment.redraw(task, Random(f"{key}/{task.id}"))
+        if other is not None and other.id not in taken and environment.validate(other) is None:
+            redrawn.append(replace(other, root_id=task.root_id, parent_id=task.id, version=task.version))
+            taken.add(other.id)
+    return redrawn

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 from rla_lightning.curriculum.selection import sample_distinct
 from rla_lightning.environments.base import Environment
-from rla_lightning.types import ConfigError, Direction, Proposal, Task, TaskBatch, TaskFeedback, Verdict
+from rla_lightning.types import ConfigError, Decision, Direction, Proposal, Task, TaskBatch, TaskFeedback, Trial, Verdict
 
 
 @dataclass(frozen=True)
@@ -31,17 +31,32 @@ class TaskRecord:
     successes: int = 0  # of the latest iteration (the policy moves, older counts go stale)
     rollouts: int = 0
     rolls: int = 0  # iterations that rolled the task out
+    is_control: bool = False  # the parent, unchanged
+    trial: Trial | None = None  # what the verdict is based on, and whether there are rolls to come
     verdict: Verdict | None = None  # None: not a proposal, or not rolled out yet
-    verdict_successes: int = 0  # what the verdict is based on: merged over the re-rolls
-    verdict_rollouts: int = 0
     reason: str = ""  # why it was decided so
     critique: str = ""  # the text feedback that asked for the rewrite
-    predicted_success: float | None = None  # the critic's prediction when it was chosen
+    predicted_success: float | None = None  # when it was chosen
     critic_value: float | None = None  # its prediction before the latest rollouts
     p_plus: float | None = None  # share of +1 among the judge's votes on the latest successes
     p_minus: float | None = None  # share of -1 among its votes on the latest failures
     proposed_epoch: int = 0  # the first epoch that may roll it out
     decided_epoch: int | None = None  # the epoch whose rollouts decided
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """Rollouts of one task in one epoch: what predictors of success learn from and are measured on."""
+
+    task_id: str
+    epoch: int
+    successes: int
+    rollouts: int
+    critic_value: float | None  # predicted before the rollouts
+
+
+TaskChoice = Literal["uniform", "judge_errors"]
+MEMORY = 20  # epochs of sightings that are kept: the policy moves, older ones say little
 
 
 class TaskPool:
@@ -50,7 +65,6 @@ class TaskPool:
     def __init__(
         self,
         tasks: Sequence[Task],
-        max_rerolls: int = 1,
         held_out: frozenset[str] = frozenset(),
         difficulty: tuple[float, float] = (0.0, 1.0),
     ) -> None:
@@ -58,20 +72,17 @@ class TaskPool:
 
         Args:
             tasks: the first active tasks, ids distinct.
-            max_rerolls: extra iterations that an undecided proposal gets before it is dropped.
             held_out: ids of evaluation tasks, which never enter the pool.
             difficulty: range of fresh tasks.
         """
         if not tasks:
             raise ConfigError("a task pool needs at least 1 task")
-        if max_rerolls < 0:
-            raise ConfigError(f"max_rerolls must not be negative, got {max_rerolls}")
-        self.max_rerolls = max_rerolls
         self.held_out = held_out
         self.difficulty = difficulty
         self.epoch = 0  # of the next rollouts = bookings so far
         self._records: dict[str, TaskRecord] = {}  # in the order of arrival
         self._pending: list[str] = []  # oldest first
+        self._sightings: list[Sighting] = []  # oldest first
         self._slots: list[str] = []
         for task in tasks:
             if task.id in self._records:
@@ -87,12 +98,11 @@ class TaskPool:
         seed_key: str,
         difficulty_low: float = 0.0,
         difficulty_high: float = 1.0,
-        max_rerolls: int = 1,
         held_out: frozenset[str] = frozenset(),
     ) -> TaskPool:
         """A pool of `number` distinct tasks of the environment; None: all of a fixed set."""
         tasks = sample_distinct(environment, number, seed_key, difficulty_low, difficulty_high, held_out.__contains__)
-        return cls(tasks, max_rerolls, held_out, (difficulty_low, difficulty_high))
+        return cls(tasks, held_out, (difficulty_low, difficulty_high))
 
     # What the pool holds
 
@@ -103,6 +113,11 @@ class TaskPool:
     @property
     def pending(self) -> tuple[Proposal, ...]:
         return tuple(self._proposal(task_id) for task_id in self._pending)
+
+    @property
+    def sightings(self) -> tuple[Sighting, ...]:
+        """Of the last `MEMORY` epochs, oldest first."""
+        return tuple(self._sightings)
 
     @property
     def records(self) -> tuple[TaskRecord, ...]:
@@ -121,35 +136,32 @@ class TaskPool:
     def has_pending_child(self, task_id: str) -> bool:
         return any(self._records[pending].task.parent_id == task_id for pending in self._pending)
 
+    def count(self, verdict: Verdict | None = None, is_control: bool = False) -> int:
+        """Proposals with this verdict (None: all of them); controls are counted apart."""
+        proposals = (record for record in self.records if record.direction is not None and record.is_control == is_control)
+        return sum(verdict is None or record.verdict == verdict for record in proposals)
+
     @property
     def proposed(self) -> int:
-        return sum(record.direction is not None for record in self.records)
+        return self.count()
 
     @property
     def accepted(self) -> int:
-        return sum(record.verdict == "ACCEPT" for record in self.records)
-
-    @property
-    def rejected(self) -> int:
-        return sum(record.verdict == "REJECT" for record in self.records)
-
-    @property
-    def accept_rate(self) -> float:
-        """Accepted among the decided proposals; 0 before the first decision."""
-        return self.accepted / max(1, self.accepted + self.rejected)
-
-    @property
-    def mean_difficulty(self) -> float:
-        return sum(task.difficulty for task in self.slots) / len(self._slots)
+        return self.count("ACCEPT")
 
     def statistics(self) -> dict[str, float]:
-        """What is logged about the pool after each iteration."""
+        """What is logged about the pool after each iteration; a rate is 0 before the first decision."""
+        decided = self.accepted + self.count("REJECT")
+        wrongly = self.count("ACCEPT", is_control=True)
+        controls = wrongly + self.count("REJECT", is_control=True)
         return {
             "proposed": float(self.proposed),
             "accepted": float(self.accepted),
             "pending": float(len(self._pending)),
-            "accept_rate": self.accept_rate,
-            "difficulty": self.mean_difficulty,
+            "accept_rate": self.accepted / max(1, decided),
+            "controls": float(controls),
+            "false_accept_rate": wrongly / max(1, controls),
+            "difficulty": sum(task.difficulty for task in self.slots) / len(self._slots),
         }
 
     def history(self) -> list[dict[str, Any]]:
@@ -161,28 +173,56 @@ class TaskPool:
                 return "active"
             if record.task.id in pending:
                 return "pending"
+            if record.is_control:
+                return "control"
             return "rejected" if record.verdict == "REJECT" else "replaced"
 
         return [{"status": status(record), **asdict(record)} for record in self.records]
 
     # What happens to it in one iteration: draw, roll out, book, then an adapter proposes or replaces
 
-    def draw(self, tasks_per_iteration: int, key: str) -> TaskBatch:
+    def draw(self, tasks_per_iteration: int, key: str, choice: TaskChoice = "uniform") -> TaskBatch:
         """The tasks of one iteration: pending proposals first, the rest sampled from the free slots.
 
-        A slot is free unless it is the parent of a pending proposal (paper section 3). As no slot has
-        two pending proposals, `tasks_per_iteration <= len(slots)` is enough for every draw to succeed.
+        A proposal on trial brings its parent along; other parents of pending proposals are not drawn (paper section 3). As
+        no slot has two pending proposals, `tasks_per_iteration <= len(slots) / 2` is enough for every draw to succeed.
+
+        Args:
+            tasks_per_iteration: how many there are.
+            key: of the random draw.
+            choice: of active tasks; uniform, or those first where the judge's votes mislead: with weight 1 + 2 - mu if the
+                latest rollouts were won and lost, else 1.
         """
         if not 1 <= tasks_per_iteration <= len(self._slots):
             raise ConfigError(
                 f"tasks_per_iteration must be between 1 and the number of task slots ({len(self._slots)}), "
                 f"got {tasks_per_iteration}"
             )
-        proposals = self.pending[:tasks_per_iteration]
-        parents = {proposal.parent_id for proposal in self.pending}
-        free = [task for task in self.slots if task.id not in parents]
-        active = Random(key).sample(free, tasks_per_iteration - len(proposals))
-        return TaskBatch(active=tuple(active), proposals=proposals)
+        proposals: list[Proposal] = []
+        parents: list[Task] = []
+        for proposal in self.pending:
+            along = [] if proposal.trial is None else [self._records[proposal.parent_id].task]
+            if len(proposals) + len(parents) + 1 + len(along) <= tasks_per_iteration:
+                proposals.append(proposal)
+                parents += along
+        taken = {proposal.parent_id for proposal in self.pending}
+        free = [task for task in self.slots if task.id not in taken]
+        wanted = tasks_per_iteration - len(proposals) - len(parents)
+        if choice == "uniform":
+            chosen = Random(key).sample(free, wanted)
+        else:
+            if wanted > len(free):
+                raise ValueError(f"{wanted} tasks are wanted of {len(free)} free slots")
+            rng = Random(key)  # the largest u^(1/w) are a weighted sample without replacement (Efraimidis, Spirakis 2006)
+            ranks = {task.id: rng.random() ** (1.0 / self._judge_error_weight(task.id)) for task in free}
+            chosen = sorted(free, key=lambda task: -ranks[task.id])[:wanted]
+        return TaskBatch(active=(*parents, *chosen), proposals=tuple(proposals))
+
+    def _judge_error_weight(self, task_id: str) -> float:
+        record = self._records[task_id]
+        if record.p_plus is None or record.p_minus is None:
+            return 1.0
+        return 3.0 - record.p_plus - record.p_minus
 
     def book(self, feedback: Sequence[TaskFeedback]) -> None:
         """Record one epoch's counts and carry out its verdicts.
@@ -193,10 +233,15 @@ class TaskPool:
         """
         self._check(feedback)
         for item in feedback:
-            if item.verdict is None:
+            if item.decision is None:
                 self._book_active(item)
             else:
-                self._book_proposal(item, item.verdict)
+                self._book_proposal(item, item.decision)
+        self._sightings = [seen for seen in self._sightings if seen.epoch > self.epoch - MEMORY] + [
+            Sighting(item.task.id, self.epoch, item.successes, item.rollouts, item.critic_value)
+            for item in feedback
+            if item.rollouts > 0
+        ]
         self.epoch += 1
 
     def propose(self, proposal: Proposal) -> bool:
@@ -215,6 +260,7 @@ class TaskPool:
             parent_rollouts=proposal.parent_rollouts,
             critique=proposal.critique,
             predicted_success=proposal.predicted_success,
+            is_control=proposal.is_control,
             proposed_epoch=self.epoch,
         )
         self._pending.append(task.id)
@@ -245,20 +291,21 @@ class TaskPool:
     def state(self) -> dict[str, Any]:
         return {
             "epoch": self.epoch,
-            "max_rerolls": self.max_rerolls,
             "slots": list(self._slots),
             "pending": list(self._pending),
             "records": [asdict(record) for record in self.records],
+            "sightings": [asdict(sighting) for sighting in self._sightings],
         }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], held_out: frozenset[str] = frozenset()) -> TaskPool:
-        records = [TaskRecord(**{**row, "task": Task(**row["task"])}) for row in state["records"]]
+        records = [_record(row) for row in state["records"]]
         by_id = {record.task.id: record for record in records}
-        pool = cls([by_id[task_id].task for task_id in state["slots"]], state["max_rerolls"], held_out)
+        pool = cls([by_id[task_id].task for task_id in state["slots"]], held_out)
         pool.epoch = state["epoch"]
         pool._records = by_id
         pool._pending = list(state["pending"])
+        pool._sightings = [Sighting(**row) for row in state["sightings"]]
         return pool
 
     # Helpers
@@ -275,8 +322,8 @@ class TaskPool:
             parent_rollouts=record.parent_rollouts,
             critique=record.critique,
             predicted_success=record.predicted_success,
-            successes=record.verdict_successes,
-            rollouts=record.verdict_rollouts,
+            is_control=record.is_control,
+            trial=record.trial,
         )
 
     def _check(self, feedback: Sequence[TaskFeedback]) -> None:
@@ -303,27 +350,26 @@ class TaskPool:
             record = replace(record, successes=item.successes, rollouts=item.rollouts)
         self._records[item.task.id] = replace(record, rolls=record.rolls + 1)
 
-    def _book_proposal(self, item: TaskFeedback, verdict: Verdict) -> None:
+    def _book_proposal(self, item: TaskFeedback, decision: Decision) -> None:
         record = self._noted(item)
-        successes, rollouts = record.verdict_successes + item.successes, record.verdict_rollouts + item.rollouts
-        reason = ""
-        if verdict == "UNDECIDED" and record.rolls >= self.max_rerolls:
-            verdict, reason = "REJECT", "undecided"
-        elif verdict != "UNDECIDED":
-            reason = f"{successes}/{rollouts} against the parent's {record.parent_successes}/{record.parent_rollouts}"
+        is_open = decision.verdict == "UNDECIDED"
         self._records[item.task.id] = replace(
             record,
             successes=item.successes,
             rollouts=item.rollouts,
             rolls=record.rolls + 1,
-            verdict=verdict,
-            verdict_successes=successes,
-            verdict_rollouts=rollouts,
-            reason=reason,
-            decided_epoch=None if verdict == "UNDECIDED" else self.epoch,
+            verdict=decision.verdict,
+            reason=decision.reason,
+            trial=decision.trial,
+            decided_epoch=None if is_open else self.epoch,
         )
-        if verdict == "UNDECIDED":
+        if is_open:
             return
         self._pending.remove(item.task.id)
-        if verdict == "ACCEPT":
+        if decision.verdict == "ACCEPT" and not record.is_control:
             self._slots[self._slots.index(self._proposal(item.task.id).parent_id)] = item.task.id
+
+
+def _record(row: Mapping[str, Any]) -> TaskRecord:
+    trial = None if row["trial"] is None else Trial(**row["trial"])
+    return TaskRecord(**{**row, "task": Task(**row["task"]), "trial": trial})

@@ -16,8 +16,10 @@ from typing import Literal
 import torch
 from torch import nn
 
-from rla_lightning.curriculum.adapters import Predict, ProposingAdapter, Request, usable_variants
+from rla_lightning.curriculum.adapters import usable_variants
 from rla_lightning.curriculum.pool import TaskPool
+from rla_lightning.curriculum.prediction import PREDICTORS
+from rla_lightning.curriculum.proposing import Predict, ProposingAdapter, Request
 from rla_lightning.distributed import failing_together, from_first, rank
 from rla_lightning.environments.base import Environment
 from rla_lightning.models.language_model import LoadedModel, load_language_model
@@ -65,7 +67,8 @@ class RewriterAdapter(ProposingAdapter):
         high: float = 0.8,
         target: float = 0.5,
         max_proposals: int | None = None,
-        ranking: Literal["critic", "first"] = "critic",
+        ranking: Literal["critic", "knobs", "both", "first"] = "critic",
+        control_share: float = 0.1,
         parametric_fallback: bool = False,
         device: str = "auto",
         offload: bool = True,
@@ -85,7 +88,10 @@ class RewriterAdapter(ProposingAdapter):
             high: a success rate above it asks for a harder task.
             target: wanted success rate of the chosen rewrite.
             max_proposals: most proposals pending at a time; null: no limit.
-            ranking: `critic` chooses among the valid answers by `anchored_success`, `first` takes the first one (paper).
+            ranking: what predicts the success of the valid answers, the critic, a regression on the tasks' knobs or both; first
+                takes the first one (paper).
+            control_share: of the requests that get the task itself, unchanged, as their proposal: how many of these are
+                accepted is the run's false-accept rate.
             parametric_fallback: where no answer is valid, choose among the environment's own variants.
             device: that the rewriter runs on; auto: the current GPU if there is one, else the CPU. The policy's base stays
                 where it is.
@@ -93,7 +99,7 @@ class RewriterAdapter(ProposingAdapter):
             sampler_tokens: most tokens (prompts and answers, padded) decoded in one batch.
             server: that writes in place of this process, which then loads the model's tokenizer only; null: none.
         """
-        super().__init__(low, high, target, max_proposals, asks_critic=ranking == "critic")
+        super().__init__(low, high, target, max_proposals, None if ranking == "first" else ranking, "target", control_share)
         if model is not None and model.base != "own":
             raise ConfigError("the rewriter shares the policy's base where its model is null, not where its model.base is policy")
         if model is not None and model.path is None:
@@ -111,8 +117,8 @@ class RewriterAdapter(ProposingAdapter):
             raise ConfigError(f"the rewriter's temperature must not be negative, got {temperature}")
         if not 0 < top_p <= 1:
             raise ConfigError(f"the rewriter's top_p must be in (0, 1], got {top_p}")
-        if ranking not in ("critic", "first"):
-            raise ConfigError(f"ranking must be 'critic' or 'first', got '{ranking}'")
+        if ranking not in ("first", *PREDICTORS):
+            raise ConfigError(f"the rewriter's ranking must be one of first, {', '.join(PREDICTORS)}, got '{ranking}'")
         self.model = model if model is None or server is None else replace(model, weights=False)
         self.server = server
         self.attempts = attempts
@@ -125,7 +131,7 @@ class RewriterAdapter(ProposingAdapter):
         self._counts: Counter[str] = Counter()
 
     def statistics(self) -> dict[str, float]:
-        return {f"rewrite_{name}": float(self._counts[name]) for name in COUNTED}
+        return super().statistics() | {f"rewrite_{name}": float(self._counts[name]) for name in COUNTED}
 
     def check(self, environment: Environment) -> None:
         if type(environment).rewrite_prompt is Environment.rewrite_prompt:

@@ -96,8 +96,7 @@ class Environment(ABC):
 
         A regression on them predicts success, and they say how far a rewrite is from its root.
         """
-        del task
-        return {}
+        return {"difficulty": task.difficulty}
 
     def validate(self, task: Task, parent: Task | None = None) -> str | None:
         """The problem that forbids using the task (unsolvable, equal to its parent, ...), or None."""

@@ -5,11 +5,12 @@ from random import Random
 import pytest
 
 from rla_lightning.algorithm.acceptance import threshold
-from rla_lightning.curriculum.adapters import FreshTasks, ParametricAdapter, Predict, TaskAdapter, anchored_success
+from rla_lightning.curriculum.adapters import FreshTasks, ParametricAdapter, SameKnobs
 from rla_lightning.curriculum.pool import TaskPool
+from rla_lightning.curriculum.proposing import Predict, TaskAdapter, anchored_success, knob_distance
 from rla_lightning.datamodule import EnvironmentDataModule
 from rla_lightning.environments.base import Environment, Episode
-from rla_lightning.types import ConfigError, Direction, Split, Task, TaskFeedback
+from rla_lightning.types import ConfigError, Decision, Direction, Split, Task, TaskFeedback, Verdict
 
 
 def make(level: int, layout: int = 0, parent: Task | None = None) -> Task:
@@ -87,14 +88,22 @@ def booked(pool: TaskPool, *feedback: TaskFeedback) -> tuple[TaskFeedback, ...]:
     return feedback
 
 
+def guided(**settings) -> ParametricAdapter:
+    """By the critic alone, towards the target, without controls."""
+    return ParametricAdapter(**{"ranking": "critic", "pull": "target", "control_share": 0.0, **settings})
+
+
+def decided(task: Task, successes: int, rollouts: int, verdict: Verdict) -> TaskFeedback:
+    return TaskFeedback(task, successes, rollouts, None, decision=Decision(verdict, "because"))
+
+
 def test_anchored_success_by_hand() -> None:
-    # 8/8 shrinks to 8.5/9, odds 17. The critic sees odds 4 -> 1, a quarter: 17/4 = 4.25, 4.25/5.25.
-    assert anchored_success(8, 8, 0.8, 0.5) == pytest.approx(4.25 / 5.25)
-    # 0/8: odds 1/17; odds 1/9 -> 1 multiply by 9: 9/17, 9/26.
-    assert anchored_success(0, 8, 0.1, 0.5) == pytest.approx(9 / 26)
-    # An optimistic critic (odds 9 -> 3) and a pessimistic one (odds 1/3 -> 1/9) that see the same difference agree.
-    assert anchored_success(4, 8, 0.9, 0.75) == pytest.approx(0.25)
-    assert anchored_success(4, 8, 0.25, 0.1) == pytest.approx(0.25)
+    # 8/8 and four rollouts' worth of .8: 11.2/12, odds 14. The critic sees odds 4 -> 1, a quarter: 3.5, 3.5/4.5.
+    assert anchored_success(8, 8, 0.8, 0.5) == pytest.approx(3.5 / 4.5)
+    # 0/8 and .1: .4/12, odds 1/29; odds 1/9 -> 1 multiply by 9: 9/29, 9/38.
+    assert anchored_success(0, 8, 0.1, 0.5) == pytest.approx(9 / 38)
+    # Observed as predicted, 4/8 and .5: the prediction of the rewrite stands.
+    assert anchored_success(4, 8, 0.5, 0.3) == pytest.approx(0.3)
     # Certainty is held at odds 99: 4/8 has odds 1, 1/99 of 1.
     assert anchored_success(4, 8, 0.5, 0.0) == pytest.approx(0.01)
 
@@ -106,15 +115,15 @@ def test_anchored_success_refuses_what_is_no_probability(wrong: float) -> None:
 
 
 def test_critic_ranking_chooses_the_candidate_nearest_the_target_relative_to_the_parent() -> None:
-    # Parent 8/8, odds 17, predicted 0.9 (odds 9). Expected odds of the candidates: 17/9 * their predicted odds.
-    #   level 21: .8 -> 4 * 17/9 = 7.56 -> .883    level 22: .5 -> 17/9 -> .654
-    #   level 23: .3 -> 3/7 * 17/9 = .81 -> .447 (nearest)   level 24: .1 -> .21 -> .173
+    # Parent 8/8, predicted 0.9 (odds 9): 11.6/12, odds 29. Expected odds of the candidates: 29/9 * their predicted odds.
+    #   level 21: .8 -> 4 * 29/9 = 12.9 -> .928    level 22: .5 -> 29/9 -> .763
+    #   level 23: .3 -> 3/7 * 29/9 = 1.38 -> .580 (nearest)   level 24: .1 -> .36 -> .264
     # A critic taken at its word would have chosen level 22.
     parent = make(20)
     pool = TaskPool([parent, make(50)])
     feedback = booked(pool, TaskFeedback(parent, 8, 8, 0.9, critiques=("Short.", "Short.", "Easy.")))
     critic = Critic({20: 0.9, 21: 0.8, 22: 0.5, 23: 0.3, 24: 0.1})
-    ParametricAdapter().adapt(Scripted(21, 22, 23, 24), pool, feedback, critic, "k")
+    guided().adapt(Scripted(21, 22, 23, 24), pool, feedback, critic, "k")
     (proposal,) = pool.pending
     assert proposal.task.spec["level"] == 23
     assert (proposal.direction, proposal.parent_id) == ("harder", parent.id)
@@ -130,7 +139,7 @@ def test_candidates_that_move_the_wrong_way_are_a_last_resort() -> None:
     for levels, chosen in [((31, 32), 31), ((32,), 32)]:
         pool = TaskPool([parent])
         feedback = booked(pool, TaskFeedback(parent, 7, 8, 0.2))
-        ParametricAdapter().adapt(Scripted(*levels), pool, feedback, Critic({30: 0.2, 31: 0.19, 32: 0.21}), "k")
+        guided().adapt(Scripted(*levels), pool, feedback, Critic({30: 0.2, 31: 0.19, 32: 0.21}), "k")
         assert pool.pending[0].task.spec["level"] == chosen
 
 
@@ -139,13 +148,13 @@ def test_predict_is_called_once_for_all_tasks_and_only_when_needed() -> None:
     pool = TaskPool([easy, fair, hard])
     feedback = booked(pool, TaskFeedback(easy, 8, 8, None), TaskFeedback(fair, 4, 8, None), TaskFeedback(hard, 0, 8, None))
     critic = Critic({20: 0.9, 50: 0.5, 60: 0.3, 80: 0.1})
-    ParametricAdapter().adapt(Scripted(50, 60), pool, feedback, critic, "k")
+    guided().adapt(Scripted(50, 60), pool, feedback, critic, "k")
     assert len(critic.calls) == 1
     assert sorted(critic.calls[0]) == ["ladder-20-0", "ladder-50-1", "ladder-60-1", "ladder-80-0"]
     # Both parents want level 50 (after 17 * 1/9 and 1/17 * 9); the second gets the next best.
     assert sorted(p.task.spec["level"] for p in pool.pending) == [50, 60]
     assert {p.parent_id: p.direction for p in pool.pending} == {easy.id: "harder", hard.id: "easier"}
-    ParametricAdapter().adapt(Scripted(51), pool, feedback, critic, "k")  # all have a pending proposal or are in the band
+    guided().adapt(Scripted(51), pool, feedback, critic, "k")  # all have a pending proposal or are in the band
     assert len(critic.calls) == 1
 
 
@@ -154,20 +163,20 @@ def test_band_edges_no_rollouts_and_proposals_are_left_alone() -> None:
     pool = TaskPool(tasks)
     counts = [(8, 10), (2, 10), (0, 0), (9, 10)]
     feedback = booked(pool, *(TaskFeedback(t, s, n, None) for t, (s, n) in zip(tasks, counts, strict=True)))
-    ParametricAdapter().adapt(Scripted(60), pool, feedback, constant, "k")
+    guided().adapt(Scripted(60), pool, feedback, constant, "k")
     (proposal,) = pool.pending
     assert proposal.parent_id == "ladder-40-0"
-    feedback = booked(pool, TaskFeedback(proposal.task, 10, 10, None, verdict="REJECT"))
-    ParametricAdapter().adapt(Scripted(61), pool, feedback, constant, "k")
+    feedback = booked(pool, decided(proposal.task, 10, 10, "REJECT"))
+    guided().adapt(Scripted(61), pool, feedback, constant, "k")
     assert pool.pending == ()
 
 
 def test_an_accepted_task_still_outside_the_band_is_rewritten_again_at_once() -> None:
     parent = make(10)
     pool = TaskPool([parent])
-    ParametricAdapter().adapt(Scripted(20), pool, booked(pool, TaskFeedback(parent, 10, 10, None)), constant, "k")
-    feedback = booked(pool, TaskFeedback(pool.pending[0].task, 9, 10, None, verdict="ACCEPT"))
-    ParametricAdapter().adapt(Scripted(30), pool, feedback, constant, "k")
+    guided().adapt(Scripted(20), pool, booked(pool, TaskFeedback(parent, 10, 10, None)), constant, "k")
+    feedback = booked(pool, decided(pool.pending[0].task, 9, 10, "ACCEPT"))
+    guided().adapt(Scripted(30), pool, feedback, constant, "k")
     assert pool.pending[0].task.root_id == parent.id
     assert (pool.pending[0].task.version, pool.pending[0].parent_id) == (2, "ladder-20-1")
 
@@ -177,11 +186,11 @@ def test_known_invalid_and_repeated_candidates_are_dropped() -> None:
     pool = TaskPool([parent, make(30, 1)])
     feedback = booked(pool, TaskFeedback(parent, 8, 8, None))
     critic = Critic({20: 0.9, 40: 0.5})
-    ParametricAdapter().adapt(Scripted(30, 101, 40, 40), pool, feedback, critic, "k")
+    guided().adapt(Scripted(30, 101, 40, 40), pool, feedback, critic, "k")
     assert sorted(critic.calls[0]) == ["ladder-20-0", "ladder-40-1"]
     assert pool.pending[0].task.id == "ladder-40-1"
-    pool.book([TaskFeedback(pool.pending[0].task, 8, 8, None, verdict="REJECT")])
-    ParametricAdapter().adapt(Scripted(30, 101, 40), pool, feedback, critic, "k2")  # nothing left to propose
+    pool.book([decided(pool.pending[0].task, 8, 8, "REJECT")])
+    guided().adapt(Scripted(30, 101, 40), pool, feedback, critic, "k2")  # nothing left to propose
     assert pool.pending == ()
 
 
@@ -189,10 +198,10 @@ def test_max_proposals_limits_what_is_pending() -> None:
     tasks = [make(0, layout) for layout in range(10)]
     pool = TaskPool(tasks)
     feedback = booked(pool, *(TaskFeedback(t, 8, 8, None) for t in tasks))
-    adapter = ParametricAdapter(max_proposals=3)
+    adapter = guided(max_proposals=3)
     adapter.adapt(Ladder(), pool, feedback, constant, "k")
     assert len(pool.pending) == 3
-    pool.book([TaskFeedback(pool.pending[0].task, 8, 8, None, verdict="REJECT")])
+    pool.book([decided(pool.pending[0].task, 8, 8, "REJECT")])
     adapter.adapt(Ladder(), pool, feedback, constant, "k2")
     assert len(pool.pending) == 3
 
@@ -202,7 +211,7 @@ def test_random_ranking_asks_no_critic_and_depends_on_the_key_only() -> None:
         pool = TaskPool([make(10)])
         feedback = booked(pool, TaskFeedback(make(10), 8, 8, None))
         critic = Critic({})
-        ParametricAdapter(ranking="random").adapt(Scripted(*range(20, 40)), pool, feedback, critic, key)
+        guided(ranking="random").adapt(Scripted(*range(20, 40)), pool, feedback, critic, key)
         assert critic.calls == []
         assert pool.pending[0].predicted_success is None
         return pool.pending[0].task.spec["level"]
@@ -211,7 +220,19 @@ def test_random_ranking_asks_no_critic_and_depends_on_the_key_only() -> None:
     assert len({chosen(str(key)) for key in range(30)}) > 10
 
 
-@pytest.mark.parametrize("setting", [{"low": 0.9}, {"target": 0.1}, {"candidates": 0}, {"max_proposals": 0}, {"ranking": "best"}])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"low": 0.9},
+        {"target": 0.1},
+        {"candidates": 0},
+        {"max_proposals": 0},
+        {"ranking": "best"},
+        {"pull": "up"},
+        {"control_share": 1.0},
+        {"fresh_share": -0.1},
+    ],
+)
 def test_parametric_adapter_refuses_settings_that_cannot_work(setting: dict) -> None:
     with pytest.raises(ConfigError):
         ParametricAdapter(**setting)
@@ -224,7 +245,7 @@ def test_candidates_that_cannot_be_played_are_not_proposed() -> None:
     def broken(tasks):
         return [0.9 if task.id == "ladder-20-0" else math.nan for task in tasks]
 
-    ParametricAdapter().adapt(Ladder(), pool, feedback, broken, "k")
+    guided().adapt(Ladder(), pool, feedback, broken, "k")
     assert pool.pending == ()
 
 
@@ -243,7 +264,7 @@ def test_a_task_whose_rewrite_fails_stays_as_it_is(caplog: pytest.LogCaptureFixt
 
     pool = TaskPool([make(20), make(50)])
     feedback = booked(pool, TaskFeedback(make(20), 8, 8, None))
-    ParametricAdapter().adapt(Broken(), pool, feedback, constant, "k")
+    guided().adapt(Broken(), pool, feedback, constant, "k")
     assert pool.pending == ()
     assert "task ladder-20-0 could not be rewritten: OSError: no paper" in caplog.text
 
@@ -315,13 +336,7 @@ def roll_out(pool: TaskPool, epoch: int) -> tuple[TaskFeedback, ...]:
     wins = {t.id: sum(rng.random() < true_success(t) for _ in range(8)) for t in batch.tasks}
     active = [TaskFeedback(t, wins[t.id], 8, None) for t in batch.active]
     judged = [
-        TaskFeedback(
-            p.task,
-            wins[p.task.id],
-            8,
-            None,
-            verdict=threshold(p.direction, p.parent_successes, p.parent_rollouts, wins[p.task.id], 8),
-        )
+        decided(p.task, wins[p.task.id], 8, threshold(p.direction, p.parent_successes, p.parent_rollouts, wins[p.task.id], 8))
         for p in batch.proposals
     ]
     return booked(pool, *active, *judged)
@@ -347,26 +362,26 @@ def oracle(tasks: Sequence[Task]) -> list[float]:
 
 @pytest.mark.parametrize("predict", [oracle, constant])
 def test_difficulty_walks_into_the_band(predict: Predict) -> None:
-    _, shares = walk(ParametricAdapter(), predict)
+    _, shares = walk(guided(), predict)
     assert shares[0] < 0.2
     assert sum(shares[-50:]) / 50 > 0.85
 
 
 def test_an_oracle_gets_there_sooner_and_wastes_fewer_rollouts() -> None:
-    guided, guided_shares = walk(ParametricAdapter(), oracle, epochs=30)
-    blind, blind_shares = walk(ParametricAdapter(), constant, epochs=30)
-    assert sum(guided_shares) > 1.2 * sum(blind_shares)
-    assert guided.accept_rate > 1.5 * blind.accept_rate
+    led, led_shares = walk(guided(), oracle, epochs=30)
+    blind, blind_shares = walk(guided(), constant, epochs=30)
+    assert sum(led_shares) > 1.2 * sum(blind_shares)
+    assert led.statistics()["accept_rate"] > 1.5 * blind.statistics()["accept_rate"]
 
 
 def test_a_critic_that_sees_no_difference_ranks_at_random() -> None:
-    blind, _ = walk(ParametricAdapter(), constant, epochs=10)
-    random, _ = walk(ParametricAdapter(ranking="random"), constant, epochs=10)
+    blind, _ = walk(guided(), constant, epochs=10)
+    random, _ = walk(guided(ranking="random"), constant, epochs=10)
     assert blind.slots == random.slots
 
 
 def test_a_walk_repeats_itself_and_survives_a_resume_at_every_epoch() -> None:
-    adapter = ParametricAdapter()
+    adapter = guided()
     straight, _ = walk(adapter, oracle, epochs=12)
     pool = TaskPool.fresh(Ladder(), 48, "walk", 0.0, 1.0)
     for epoch in range(12):
@@ -382,6 +397,119 @@ def test_yaml_names_adapters_by_class_path() -> None:
     for name, init in [("ParametricAdapter", {"candidates": 7}), ("FreshTasks", {"replace": "out_of_band"})]:
         config = {"class_path": f"rla_lightning.curriculum.adapters.{name}", "init_args": init}
         adapter = parser.instantiate_classes(parser.parse_object({"adapter": config})).adapter
-        assert adapter.statistics() == {}
         assert type(adapter).__name__ == name
     assert parser.instantiate_classes(parser.parse_object({"adapter": None})).adapter is None
+
+
+class Knobbed(Scripted):
+    """Two knobs; success depends on the level alone."""
+
+    def knobs(self, task: Task) -> dict[str, float]:
+        return {"level": float(task.spec["level"]), "layout": float(task.spec["layout"])}
+
+
+def test_knob_distance_by_hand() -> None:
+    # |3 - 4| / 4 + |2 - 0| / 2, and a knob of one task alone does not count
+    assert knob_distance({"a": 3, "b": 2, "c": 1}, {"a": 4, "b": 0, "c": 1, "d": 9}) == pytest.approx(0.25 + 1.0)
+    assert knob_distance({"a": -2.0}, {"a": -2.0}) == 0.0
+
+
+def test_the_pull_of_the_root_chooses_the_nearest_of_those_in_reach() -> None:
+    # The root is at level 80. Its descendant at 20 is won 8/8, predicted .9: expected odds are 29/9 of the predicted ones.
+    # Expected: level 30 .36/.64 = .5625 * 29/9 -> .644, 40 .28 -> .556, 50 .2 -> .446, 60 .1 -> .264. Within .15 of one half
+    # are 30, 40 and 50, of which 50 is nearest to the root; towards the target 50 wins by .054, 40 loses by .002.
+    root, easy = make(80), make(20, parent=make(80))
+    for pull, chosen in [("root", 50), ("target", 50)]:
+        pool = TaskPool([root, make(50)])
+        feedback = booked(pool, TaskFeedback(root, 0, 8, None))
+        pool.replace_slots([root.id], [easy])
+        feedback = booked(pool, TaskFeedback(easy, 8, 8, None))
+        critic = Critic({20: 0.9, 30: 0.36, 40: 0.28, 50: 0.2, 60: 0.1, 80: 0.01})
+        guided(pull=pull).adapt(Knobbed(30, 40, 50, 60), pool, feedback, critic, "k")
+        assert pool.pending[0].task.spec["level"] == chosen
+    pool = TaskPool([root, make(50)])
+    pool.replace_slots([root.id], [easy])
+    critic = Critic({20: 0.9, 30: 0.36, 40: 0.26, 50: 0.17, 60: 0.1, 80: 0.01})  # 50: .398, now farther than 40's .531
+    for pull, chosen in [("root", 50), ("target", 40)]:
+        pool = TaskPool([root, make(50)])
+        pool.replace_slots([root.id], [easy])
+        guided(pull=pull).adapt(Knobbed(30, 40, 50, 60), pool, booked(pool, TaskFeedback(easy, 8, 8, None)), critic, "k")
+        assert pool.pending[0].task.spec["level"] == chosen
+
+
+def test_half_of_the_candidates_near_the_root_are_easier_variants_of_it() -> None:
+    class Asked(Ladder):
+        def __init__(self) -> None:
+            super().__init__()
+            self.asked: list[tuple[str, str, int]] = []
+
+        def vary(self, task, direction, rng, number):
+            self.asked.append((task.id, direction, number))
+            return [make(task.spec["level"] + (1 if direction == "harder" else -1), 7, task)]
+
+    root, easy = make(80), make(20, parent=make(80))
+    pool = TaskPool([root, make(50)])
+    pool.replace_slots([root.id], [easy])
+    environment = Asked()
+    feedback = booked(pool, TaskFeedback(easy, 8, 8, None))
+    guided(pull="root", candidates=9).adapt(environment, pool, feedback, Critic({20: 0.9, 21: 0.8, 79: 0.3}), "k")
+    assert environment.asked == [("ladder-20-0", "harder", 5), ("ladder-80-0", "easier", 4)]
+    (proposal,) = pool.pending
+    assert (proposal.task.spec["level"], proposal.task.parent_id) == (79, easy.id)
+    assert (proposal.task.root_id, proposal.task.version) == (root.id, 2)
+
+
+def test_controls_are_the_tasks_themselves() -> None:
+    tasks = [make(0, layout) for layout in range(200)]
+    pool = TaskPool(tasks)
+    feedback = booked(pool, *(TaskFeedback(t, 8, 8, None) for t in tasks))
+    guided(control_share=0.2).adapt(Ladder(), pool, feedback, constant, "k")
+    controls = [proposal for proposal in pool.pending if proposal.is_control]
+    assert 20 <= len(controls) <= 60  # 40 expected, 5.7 their deviation
+    assert len(pool.pending) == 200
+    for proposal in controls:
+        parent = pool.record(proposal.parent_id).task
+        assert proposal.task.spec == parent.spec
+        assert proposal.task.id != parent.id
+        assert proposal.task.difficulty == parent.difficulty
+    assert pool.proposed == 200 - len(controls)
+
+
+def test_fresh_slots_are_never_rewritten_and_get_another_task_after_each_visit() -> None:
+    tasks = [make(0, layout) for layout in range(8)]
+    pool = TaskPool(tasks, difficulty=(0.9, 1.0))
+    feedback = booked(pool, *(TaskFeedback(t, 8, 8, None) for t in tasks[:6]))
+    guided(fresh_share=0.5).adapt(Ladder(), pool, feedback, constant, "k")
+    assert all(task.spec["level"] >= 90 for task in pool.slots[:4])
+    assert {proposal.parent_id for proposal in pool.pending} == {tasks[4].id, tasks[5].id}
+    assert pool.slots[6:] == tuple(tasks[6:])
+
+
+class Redrawing(Ladder):
+    def redraw(self, task: Task, rng: Random) -> Task | None:
+        return None if task.spec["level"] == 99 else make(task.spec["level"], rng.randrange(100, 10**6))
+
+
+def test_same_knobs_redraws_what_was_rolled_out() -> None:
+    tasks = [make(10), make(20), make(99), make(40)]
+    pool = TaskPool(tasks)
+    feedback = booked(pool, *(TaskFeedback(t, 0, 8, None) for t in tasks[:3]))
+    SameKnobs().adapt(Redrawing(), pool, feedback, constant, "k")
+    assert [task.spec["level"] for task in pool.slots] == [10, 20, 99, 40]
+    assert [task in tasks for task in pool.slots] == [False, False, True, True]
+    first = pool.slots[0]
+    assert (first.root_id, first.parent_id, first.version) == (tasks[0].id, tasks[0].id, 0)
+    with pytest.raises(ConfigError, match="'ladder' cannot redraw"):
+        EnvironmentDataModule(Ladder(), SameKnobs())
+    with pytest.raises(ConfigError, match="set redraw to false"):
+        EnvironmentDataModule(Ladder(), ParametricAdapter(redraw=True))
+
+
+def test_redraw_leaves_parents_of_proposals_alone() -> None:
+    tasks = [make(50), make(10)]
+    pool = TaskPool(tasks)
+    feedback = booked(pool, TaskFeedback(tasks[0], 4, 8, None), TaskFeedback(tasks[1], 8, 8, None))
+    guided(redraw=True).adapt(Redrawing(), pool, feedback, constant, "k")
+    assert pool.slots[0] not in tasks
+    assert pool.slots[1] == tasks[1]
+    assert pool.pending[0].parent_id == tasks[1].id

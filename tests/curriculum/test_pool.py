@@ -3,9 +3,9 @@ from random import Random
 
 import pytest
 
-from rla_lightning.curriculum.pool import TaskPool
+from rla_lightning.curriculum.pool import MEMORY, Sighting, TaskPool
 from rla_lightning.environments.base import Environment, Episode
-from rla_lightning.types import ConfigError, Proposal, Split, Task, TaskFeedback
+from rla_lightning.types import ConfigError, Decision, Proposal, Split, Task, TaskFeedback, Trial, Verdict
 
 
 def task(name: str, parent: Task | None = None, difficulty: float = 0.5) -> Task:
@@ -38,13 +38,17 @@ A, B, C, D = task("a", difficulty=0.1), task("b", difficulty=0.3), task("c", dif
 A1, A2, B1 = task("a1", A, 0.9), task("a2", A, 0.2), task("b1", B, 0.8)
 
 
-def pool_with_pending(max_rerolls: int = 1) -> TaskPool:
+def pool_with_pending() -> TaskPool:
     """Slots a b c d after an epoch in which a was won 8/8 and b 1/8; a1 (harder) and b1 (easier) are pending."""
-    pool = TaskPool([A, B, C, D], max_rerolls)
+    pool = TaskPool([A, B, C, D])
     pool.book([TaskFeedback(A, 8, 8, 0.9), TaskFeedback(B, 1, 8, 0.5)])
     assert pool.propose(Proposal(A1, "harder", "a", 8, 8, critique="too short", predicted_success=0.6))
     assert pool.propose(Proposal(B1, "easier", "b", 1, 8))
     return pool
+
+
+def rolled(task: Task, successes: int, verdict: Verdict, trial: Trial | None = None, reason: str = "because") -> TaskFeedback:
+    return TaskFeedback(task, successes, 8, 0.5, decision=Decision(verdict, reason, trial))
 
 
 def names(tasks: tuple[Task, ...]) -> list[str]:
@@ -116,16 +120,17 @@ def test_proposal_goes_through_the_pool_unchanged() -> None:
 
 def test_accept_replaces_the_parent_and_reject_keeps_it() -> None:
     pool = pool_with_pending()
-    pool.book([TaskFeedback(A1, 4, 8, 0.5, verdict="ACCEPT"), TaskFeedback(B1, 0, 8, 0.5, verdict="REJECT")])
+    pool.book([rolled(A1, 4, "ACCEPT"), rolled(B1, 0, "REJECT")])
     assert names(pool.slots) == ["a1", "b", "c", "d"]
     assert pool.pending == ()
     accepted, rejected = pool.record("a1"), pool.record("b1")
     assert (accepted.verdict, accepted.successes, accepted.rollouts) == ("ACCEPT", 4, 8)
-    assert accepted.reason == "4/8 against the parent's 8/8"
+    assert accepted.reason == "because"
     assert (accepted.proposed_epoch, accepted.decided_epoch) == (1, 1)
-    assert (rejected.verdict, rejected.reason) == ("REJECT", "0/8 against the parent's 1/8")
-    assert (pool.proposed, pool.accepted, pool.rejected, pool.accept_rate) == (2, 1, 1, 0.5)
-    assert pool.mean_difficulty == pytest.approx((0.9 + 0.3 + 0.5 + 0.7) / 4)
+    assert (rejected.verdict, rejected.reason) == ("REJECT", "because")
+    numbers = pool.statistics()
+    assert (numbers["proposed"], numbers["accepted"], numbers["pending"], numbers["accept_rate"]) == (2, 1, 0, 0.5)
+    assert numbers["difficulty"] == pytest.approx((0.9 + 0.3 + 0.5 + 0.7) / 4)
     assert [(row["task"]["id"], row["status"]) for row in pool.history()] == [
         ("a", "replaced"),
         ("b", "active"),
@@ -144,34 +149,75 @@ def test_active_tasks_keep_the_latest_counts_only() -> None:
     assert (pool.record("a").successes, pool.record("a").rollouts, pool.record("a").rolls) == (3, 7, 3)
     assert (pool.record("b").successes, pool.record("b").rollouts, pool.record("b").rolls) == (2, 8, 1)
     assert pool.epoch == 3
-    assert pool.accept_rate == 0.0
+    assert pool.statistics()["accept_rate"] == 0.0
 
 
-def test_undecided_is_rolled_again_with_merged_counts_then_dropped() -> None:
-    pool = pool_with_pending(max_rerolls=1)
-    pool.book([TaskFeedback(A1, 7, 8, 0.5, verdict="UNDECIDED"), TaskFeedback(B1, 2, 8, 0.5, verdict="UNDECIDED")])
-    assert [p.task.id for p in pool.pending] == ["a1", "b1"]
+def test_an_undecided_proposal_stays_and_goes_on_from_its_trial() -> None:
+    pool = pool_with_pending()
+    pool.book([rolled(A1, 7, "UNDECIDED", Trial()), rolled(B1, 2, "UNDECIDED", Trial())])
+    assert [(p.task.id, p.trial) for p in pool.pending] == [("a1", Trial()), ("b1", Trial())]
     assert pool.record("a1").decided_epoch is None
-    pool.book([TaskFeedback(A1, 6, 8, 0.5, verdict="UNDECIDED"), TaskFeedback(B1, 5, 8, 0.5, verdict="ACCEPT")])
-    dropped, accepted = pool.record("a1"), pool.record("b1")
-    assert (dropped.verdict, dropped.reason, dropped.decided_epoch) == ("REJECT", "undecided", 2)
-    assert (dropped.verdict_successes, dropped.verdict_rollouts, dropped.successes) == (13, 16, 6)
-    assert (accepted.verdict, accepted.reason) == ("ACCEPT", "7/16 against the parent's 1/8")
+    trial = Trial(6, 8, 8, 8, 1)
+    pool.book([rolled(A1, 6, "UNDECIDED", trial), TaskFeedback(A, 8, 8, None), rolled(B1, 5, "ACCEPT", Trial(5, 8, 0, 8, 1))])
+    assert [(p.task.id, p.trial) for p in pool.pending] == [("a1", trial)]
+    assert pool.record("b1").trial == Trial(5, 8, 0, 8, 1)
+    assert (pool.record("b1").rolls, pool.record("b1").decided_epoch) == (2, 2)
     assert names(pool.slots) == ["a", "b1", "c", "d"]
-    pool.book([TaskFeedback(B1, 8, 8, 0.5)])  # active now: the latest counts, the verdict's stay
-    assert (pool.record("b1").successes, pool.record("b1").verdict_successes, pool.record("b1").verdict_rollouts) == (8, 7, 16)
+    pool.book([TaskFeedback(B1, 8, 8, 0.5)])  # active now: the latest counts, the trial's stay
+    assert (pool.record("b1").successes, pool.record("b1").trial) == (8, Trial(5, 8, 0, 8, 1))
 
 
-def test_without_rerolls_undecided_is_dropped_at_once() -> None:
-    pool = pool_with_pending(max_rerolls=0)
-    pool.book([TaskFeedback(A1, 7, 8, 0.5, verdict="UNDECIDED")])
-    assert pool.record("a1").reason == "undecided"
-    assert [p.task.id for p in pool.pending] == ["b1"]
+def test_a_proposal_on_trial_brings_its_parent_along() -> None:
+    pool = pool_with_pending()
+    pool.book([rolled(A1, 7, "UNDECIDED", Trial()), rolled(B1, 0, "REJECT")])
+    batch = pool.draw(4, "k")  # a1 with a, and two of the three free slots
+    assert [p.task.id for p in batch.proposals] == ["a1"]
+    assert batch.active[0].id == "a"
+    assert len({t.id for t in batch.active} & {"b", "c", "d"}) == 2
+    assert names(pool.draw(2, "k").active) == ["a"]
+    assert pool.draw(1, "k").proposals == ()  # no room for both: neither is drawn
+    assert pool.draw(1, "k").active[0].id in {"b", "c", "d"}
+
+
+def test_a_control_is_counted_apart_and_never_takes_a_slot() -> None:
+    pool = TaskPool([A, B, C, D])
+    pool.book([TaskFeedback(A, 8, 8, 0.9), TaskFeedback(B, 0, 8, 0.5), TaskFeedback(C, 0, 8, 0.5)])
+    assert pool.propose(Proposal(task("a/unchanged", A), "harder", "a", 8, 8, is_control=True))
+    assert pool.propose(Proposal(task("b/unchanged", B), "easier", "b", 0, 8, is_control=True))
+    assert pool.propose(Proposal(task("c1", C), "easier", "c", 0, 8))
+    assert pool.pending[0].is_control
+    wrong, right, change = (proposal.task for proposal in pool.pending)
+    pool.book([rolled(wrong, 4, "ACCEPT"), rolled(right, 0, "REJECT"), rolled(change, 4, "ACCEPT")])
+    assert names(pool.slots) == ["a", "b", "c1", "d"]
+    numbers = pool.statistics()
+    assert (numbers["controls"], numbers["false_accept_rate"]) == (2, 0.5)
+    assert (numbers["proposed"], numbers["accepted"], numbers["accept_rate"]) == (1, 1, 1.0)
+    assert [row["status"] for row in pool.history()][4:] == ["control", "control", "active"]
+
+
+def test_judge_errors_choose_tasks_whose_votes_mislead() -> None:
+    # weights: a misled judge 3 - .2 - .3 = 2.5, a good one 3 - 1 - 1 = 1, one outcome only 1, not seen yet 1
+    pool = TaskPool([A, B, C, D])
+    pool.book([TaskFeedback(A, 4, 8, None, p_plus=0.2, p_minus=0.3), TaskFeedback(B, 4, 8, None, p_plus=1.0, p_minus=1.0),
+               TaskFeedback(C, 0, 8, None, p_minus=0.1)])  # fmt: skip
+    drawn = [pool.draw(1, str(i), "judge_errors").active[0].id for i in range(2000)]
+    assert drawn.count("a") / 2000 == pytest.approx(2.5 / 5.5, abs=0.05)  # 4.5 standard errors
+    assert drawn.count("c") / 2000 == pytest.approx(1 / 5.5, abs=0.04)
+    assert len({t.id for t in pool.draw(3, "k", "judge_errors").active}) == 3
+
+
+def test_sightings_are_remembered_for_a_while() -> None:
+    pool = TaskPool([A, B])
+    pool.book([TaskFeedback(A, 3, 8, 0.25), TaskFeedback(B, 0, 0, 0.5)])  # b ended in errors of the environment
+    assert pool.sightings == (Sighting("a", 0, 3, 8, 0.25),)
+    for _ in range(MEMORY):
+        pool.book([TaskFeedback(B, 1, 8, None)])
+    assert (len(pool.sightings), pool.sightings[0].epoch) == (MEMORY, 1)
 
 
 def test_a_task_seen_before_is_refused() -> None:
     pool = pool_with_pending()
-    pool.book([TaskFeedback(A1, 8, 8, 0.5, verdict="REJECT")])
+    pool.book([rolled(A1, 8, "REJECT")])
     assert pool.knows("a1")
     assert not pool.knows("a2")
     assert not pool.propose(Proposal(A1, "harder", "a", 8, 8))
@@ -191,7 +237,7 @@ def test_misuse_raises_and_changes_nothing() -> None:
     with pytest.raises(ValueError, match="'a1', which is not active"):
         pool.book([TaskFeedback(C, 1, 8, None), TaskFeedback(A1, 1, 8, None)])
     with pytest.raises(ValueError, match="'d', which is not a pending"):
-        pool.book([TaskFeedback(C, 1, 8, None), TaskFeedback(D, 1, 8, None, verdict="ACCEPT")])
+        pool.book([TaskFeedback(C, 1, 8, None), rolled(D, 1, "ACCEPT")])
     with pytest.raises(ValueError, match="9 successes in 8"):
         pool.book([TaskFeedback(C, 9, 8, None)])
     with pytest.raises(ValueError, match="'a' is not active or has a pending"):
@@ -223,15 +269,16 @@ def test_replaced_task_may_come_back_and_keeps_its_record() -> None:
 
 
 def test_state_survives_json_and_torch_with_pending_and_rerolls() -> None:
-    pool = pool_with_pending(max_rerolls=2)
-    pool.book([TaskFeedback(A1, 7, 8, 0.5, verdict="UNDECIDED"), TaskFeedback(B1, 0, 8, 0.5, verdict="REJECT")])
+    pool = pool_with_pending()
+    pool.book([rolled(A1, 7, "UNDECIDED", Trial()), rolled(B1, 0, "REJECT")])
     restored = TaskPool.from_state(json.loads(json.dumps(pool.state())))
     assert restored.state() == pool.state()
     assert (restored.slots, restored.pending, restored.records) == (pool.slots, pool.pending, pool.records)
+    assert restored.sightings == pool.sightings
     for each in (pool, restored):
-        each.book([TaskFeedback(A1, 7, 8, 0.5, verdict="UNDECIDED"), TaskFeedback(C, 1, 8, 0.5)])
+        each.book([rolled(A1, 7, "UNDECIDED", Trial(7, 8, 8, 8, 1)), TaskFeedback(C, 1, 8, 0.5)])
     assert restored.state() == pool.state()
-    assert [p.task.id for p in restored.pending] == ["a1"]  # the first roll was remembered
+    assert [p.trial for p in restored.pending] == [Trial(7, 8, 8, 8, 1)]
     json.dumps(pool.history())
 
 
@@ -245,6 +292,6 @@ def test_state_passes_torch_weights_only(tmp_path) -> None:
 def test_state_is_a_snapshot() -> None:
     pool = pool_with_pending()
     state = pool.state()
-    pool.book([TaskFeedback(A1, 4, 8, 0.5, verdict="ACCEPT")])
+    pool.book([rolled(A1, 4, "ACCEPT")])
     assert state["slots"] == ["a", "b", "c", "d"]
     assert TaskPool.from_state(state).record("a1").verdict is None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 from rla_lightning.environments.alfred.scene import Goal
 from rla_lightning.environments.household.affordances import (
@@ -190,6 +190,8 @@ def change_pair(spec: Spec, rng: Random, limits: Limits) -> bool:
     spec["instruction"] = instruction_of(changed) + "."
     if changed.object != goal.object:
         spec["objects"] = [o for o in spec["objects"] if TYPE[o["name"]] != changed.object]
+        if len(spec["objects"]) < MIN_OBJECTS:
+            return False
         for item in spec["objects"]:
             if TYPE[item["name"]] == goal.object:
                 item["name"] = item["name"].replace(goal.object, changed.object)
@@ -201,8 +203,8 @@ DIRECTED: Mapping[Direction, tuple[Edit, ...]] = {
     "harder": (add_distractor, grow_room, swap_for_closed, hide, shut, remove_copy, raise_noise),
     "easier": (remove_distractor, shrink_room, swap_for_surface, unhide, unshut, add_copy, lower_noise),
 }
-NEUTRAL: tuple[Edit, ...] = (move_goal_object, re_place, change_pair)
-MAX_EDITS = 3
+Change = Literal["layout", "goal"]
+NEUTRAL: Mapping[Change, tuple[Edit, ...]] = {"layout": (move_goal_object, re_place), "goal": (change_pair,)}
 
 
 def _after(spec: Spec, edit: Edit, rng: Random, limits: Limits) -> Spec | None:
@@ -216,16 +218,22 @@ def _after(spec: Spec, edit: Edit, rng: Random, limits: Limits) -> Spec | None:
     return changed if edit(changed, rng, limits) else None
 
 
-def edited(spec: Mapping[str, Any], direction: Direction, rng: Random, limits: Limits) -> Spec | None:
-    """The spec after 1 to 3 edits, the first of them in the direction; None when none in the direction applies."""
+def edited(
+    spec: Mapping[str, Any], direction: Direction, rng: Random, limits: Limits, max_edits: int, changes: Sequence[Change]
+) -> Spec | None:
+    """The spec after 1 to `max_edits` edits, the first of them in the direction; None when none in the direction applies.
+
+    Three in four of the others point the same way, as one edit alone rarely moves success far enough; the rest make the
+    given changes.
+    """
     directed = list(DIRECTED[direction])
     rng.shuffle(directed)
     trials = (_after(dict(spec), edit, rng, limits) for edit in directed)
     changed = next((trial for trial in trials if trial is not None), None)
     if changed is None:
         return None
-    # Most of the others point the same way: one edit alone rarely moves success far enough.
-    for _ in range(rng.randrange(MAX_EDITS)):
-        edit = rng.choice(NEUTRAL if rng.random() < 0.25 else DIRECTED[direction])
+    neutral = [edit for change in changes for edit in NEUTRAL[change]]
+    for _ in range(rng.randrange(max_edits)):
+        edit = rng.choice(neutral if neutral and rng.random() < 0.25 else DIRECTED[direction])
         changed = _after(changed, edit, rng, limits) or changed
     return changed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from math import ceil
 from random import Random
 from typing import Any
@@ -27,7 +28,7 @@ from rla_lightning.environments.household.affordances import (
     is_held_out,
     legal_pairs,
 )
-from rla_lightning.environments.household.edits import edited
+from rla_lightning.environments.household.edits import NEUTRAL, Change, edited
 from rla_lightning.environments.household.scenes import (
     MAX_TURNS_OOD,
     MIN_RECEPTACLES,
@@ -38,6 +39,7 @@ from rla_lightning.environments.household.scenes import (
     goal_of,
     initial_world,
     knobs_of,
+    redrawn_spec,
     spec_id,
 )
 from rla_lightning.types import ConfigError, Direction, ExpertAction, Split, StepLabel, Task
@@ -56,6 +58,10 @@ class HouseholdEnvironment(Environment):
         max_receptacles: most receptacles of an in-domain scene, 5 to 12; out-of-distribution scenes have 1 to 3 more.
         max_noise: largest probability that an observation leaves an object out, 0 to 0.5.
         turn_slack: turn limit over the expected number of turns of an expert who has to search.
+        turns: turn limit of every task, so that larger rooms leave less time to search; null: turn_slack decides.
+        max_edits: most edits between a task and its rewrite.
+        changes: what else a rewrite may change, besides what makes it harder or easier: layout (where things are), goal (another
+            object or target; its kind never changes).
     """
 
     name = "household"
@@ -66,6 +72,9 @@ class HouseholdEnvironment(Environment):
         max_receptacles: int = 9,
         max_noise: float = 0.3,
         turn_slack: float = 1.8,
+        turns: int | None = None,
+        max_edits: int = 8,
+        changes: Sequence[Change] = ("layout", "goal"),
     ) -> None:
         self.goal_kinds = tuple(goal_kinds)
         if not self.goal_kinds:
@@ -79,7 +88,15 @@ class HouseholdEnvironment(Environment):
             raise ConfigError(f"household: max_noise must be from 0 to 0.5, got {max_noise}")
         if not turn_slack >= 1:
             raise ConfigError(f"household: turn_slack must be at least 1, got {turn_slack}")
-        self.limits = Limits(max_receptacles, max_noise, turn_slack)
+        if turns is not None and not 1 <= turns <= MAX_TURNS_OOD:
+            raise ConfigError(f"household: turns must be from 1 to {MAX_TURNS_OOD} or null, got {turns}")
+        if max_edits < 1:
+            raise ConfigError(f"household: max_edits must be at least 1, got {max_edits}")
+        for change in changes:
+            if change not in NEUTRAL:
+                raise ConfigError(f"household: unknown change {change!r}; known are {', '.join(NEUTRAL)}")
+        self.max_edits, self.changes = max_edits, tuple(changes)
+        self.limits = Limits(max_receptacles, max_noise, turn_slack, turns)
 
     def sample(self, rng: Random, difficulty: float, split: Split = "in_domain") -> Task:
         if not 0 <= difficulty <= 1:
@@ -94,14 +111,14 @@ class HouseholdEnvironment(Environment):
         return AlfredEpisode(goal_of(spec), initial_world(spec), instruction, spec["max_turns"], spec["noise"], spec["seed"])
 
     def vary(self, task: Task, direction: Direction, rng: Random, number: int) -> Sequence[Task]:
-        """Valid rewrites of an in-domain task, each 1 to 3 edits away; a held-out task has none."""
+        """Valid rewrites of an in-domain task, each 1 to `max_edits` edits away; a held-out task has none."""
         found: dict[str, Task] = {}
         if task.spec["split"] != "in_domain":
             return ()
         for _ in range(_ATTEMPTS * number + 20):
             if len(found) == number:
                 break
-            spec = edited(task.spec, direction, rng, self.limits)
+            spec = edited(task.spec, direction, rng, self.limits, self.max_edits, self.changes)
             if spec is None:
                 continue
             name = spec_id(spec)
@@ -109,6 +126,16 @@ class HouseholdEnvironment(Environment):
             if name not in found and self.validate(child, task) is None:
                 found[name] = child
         return tuple(found.values())
+
+    def redraw(self, task: Task, rng: Random) -> Task | None:
+        spec = redrawn_spec(task.spec, rng)
+        if spec is None:
+            return None
+        name = spec_id(spec)
+        return Task(name, self.name, spec, difficulty_of(spec), root_id=name, kind=task.kind)
+
+    def knobs(self, task: Task) -> Mapping[str, float]:
+        return {name: float(value) for name, value in asdict(knobs_of(task.spec)).items()}
 
     def validate(self, task: Task, parent: Task | None = None) -> str | None:
         problem = next(_scene_problems(task.spec), None) or next(_goal_problems(task.spec), None)

@@ -27,6 +27,7 @@ from rla_lightning.environments.household.affordances import (
     MAX_COPIES,
     OBJECT_TYPES,
     OPENABLE,
+    OPENABLE_TYPES,
     PROCESS_APPLIANCE,
     RECEPTACLE_LIMITS,
     TYPE,
@@ -40,6 +41,7 @@ Spec = dict[str, Any]
 
 MIN_RECEPTACLES, MIN_OBJECTS, MAX_OBJECTS = 4, 3, 14
 MIN_TURNS, MAX_TURNS, MAX_TURNS_OOD = 12, 24, 30
+_REDRAWS = 60  # attempts at a scene with given knobs
 OOD_EXTRA = 3  # out-of-distribution scenes have 1 to 3 receptacles more than any in-domain scene
 
 
@@ -50,6 +52,7 @@ class Limits:
     max_receptacles: int = 9
     max_noise: float = 0.3
     turn_slack: float = 1.8  # turn limit over an expert's expected number of turns
+    turns: int | None = None  # the turn limit of every scene, whatever the slack
 
 
 @dataclass(frozen=True)
@@ -133,6 +136,8 @@ def expected_turns(spec: Mapping[str, Any]) -> float:
 
 
 def turn_limit(spec: Mapping[str, Any], limits: Limits) -> int:
+    if limits.turns is not None:
+        return limits.turns
     largest = MAX_TURNS if spec["split"] == "in_domain" else MAX_TURNS_OOD
     return min(largest, max(MIN_TURNS, ceil(limits.turn_slack * expected_turns(spec))))
 
@@ -249,3 +254,44 @@ def _attempt(rng: Random, difficulty: float, goal: Goal, split: Split, limits: L
         return None
     spec["max_turns"] = turn_limit(spec, limits)
     return spec
+
+
+def redrawn_spec(spec: Mapping[str, Any], rng: Random) -> Spec | None:
+    """Another scene and goal of the same kind with the same knobs and difficulty; None where no draw has them."""
+    knobs, difficulty = knobs_of(spec), difficulty_of(spec)
+    for _ in range(_REDRAWS):
+        drawn = _with_knobs(rng, draw_goal(rng, [spec["goal"]["kind"]], spec["split"]), spec, knobs)
+        if drawn is not None and knobs_of(drawn) == knobs and difficulty_of(drawn) == difficulty:
+            return drawn
+    return None
+
+
+def _with_knobs(rng: Random, goal: Goal, like: Mapping[str, Any], knobs: Knobs) -> Spec | None:
+    """An attempt at a solvable spec with the knobs, and as many receptacles that can be opened as `like` has."""
+    spec: Spec = {
+        "goal": {"kind": goal.kind, "object": goal.object, "target": goal.target},
+        "instruction": instruction_of(goal) + ".",
+        "receptacles": [],
+        "objects": [],
+        "max_turns": knobs.max_turns,
+        "noise": knobs.noise,
+        "seed": rng.randrange(2**16),
+        "split": like["split"],
+    }
+    doors = sum(r["name"] in OPENABLE for r in like["receptacles"])
+    surfaces = knobs.receptacles - doors
+    pool = [kind for kind, limit in RECEPTACLE_LIMITS.items() for _ in range(limit)]
+    rng.shuffle(pool)
+    for kind in [*required_types(goal, rng), *pool]:
+        opens = kind in OPENABLE_TYPES
+        if (doors if opens else surfaces) > 0 and add_receptacle(spec, kind, is_open=True):
+            doors, surfaces = doors - opens, surfaces - (not opens)
+    openable = [r for r in spec["receptacles"] if r["name"] in OPENABLE]
+    for receptacle in rng.sample(openable, min(knobs.closed, len(openable))):
+        receptacle["open"] = False
+    placed = [add_object(spec, goal.object, rng, hidden=number < knobs.hidden) for number in range(knobs.copies)]
+    if goal.word == "light":
+        placed.append(add_object(spec, LAMP_TYPE, rng))
+    if not all(placed) or add_distractors(spec, knobs.distractors, rng) < knobs.distractors:
+        return None
+    return spec if distance(goal, initial_world(spec)) is not None else None
