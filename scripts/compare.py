@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from statistics_of_runs import finished_runs, interval, read_summary
 
 GAINS = {
     "success in domain": "success_in_domain",
@@ -32,28 +31,11 @@ AVERAGES = {
     "judge samples": "reward_model/samples",
     "invalid actions": "rollout/invalid_action_rate",
 }
-# Of Student's t with 1, 2, ... degrees of freedom; with more, the last is a little too wide, never too narrow.
-T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and half-width of the 95% interval; the half-width is NaN for fewer than two values."""
-    array = np.array(values, dtype=float)
-    if len(array) < 2:
-        return float(array.mean()), float("nan")
-    t = T_975[min(len(array) - 2, len(T_975) - 1)]
-    return float(array.mean()), float(t * array.std(ddof=1) / np.sqrt(len(array)))
-
-
-def finished_runs(experiment: Path) -> dict[int, Path]:
-    """The newest finished run of each seed."""
-    folders = sorted(experiment.glob("version_*"), key=lambda path: int(path.name.removeprefix("version_")))
-    return {json.loads((f / "summary.json").read_text())["seed"]: f for f in folders if (f / "summary.json").is_file()}
 
 
 def read(folder: Path) -> dict[str, float]:
     """The numbers of one run, by row name; NaN where a run has none."""
-    summary = _defined(json.loads((folder / "summary.json").read_text()))
+    summary = read_summary(folder)
     numbers: dict[str, float] = {"seconds": summary["seconds"]}
     for name, key in GAINS.items():
         before, after = summary["before"].get(key, float("nan")), summary["after"].get(key, float("nan"))
@@ -75,13 +57,6 @@ def read(folder: Path) -> dict[str, float]:
     for name, key in AVERAGES.items():
         numbers[f"{name} (training mean)"] = float(np.mean([float(row[key]) for row in rows if row.get(key)]))
     return numbers | {"accepted": summary["accepted_tasks"], "proposed": summary["proposed_tasks"]}
-
-
-def _defined(value: Any) -> Any:
-    """A number that a run could not define is null in JSON and NaN here."""
-    if isinstance(value, dict):
-        return {key: _defined(item) for key, item in value.items()}
-    return float("nan") if value is None else value
 
 
 def main() -> None:

@@ -299,7 +299,7 @@ def acceptance() -> Claim:
                 changed.accepted >= 0.7,
             ),
             Check(
-                f"posterior: an unchanged one at .05 costs {idle.rollouts:.0f} rollouts and {idle.parent_rollouts:.0f} of its parent",
+                f"posterior: an unchanged one at .05 costs {idle.rollouts:.0f} + {idle.parent_rollouts:.0f} rollouts",
                 idle.rollouts < 16,
             ),
             Check("harder proposals at 1 - p mirror easier ones at p", mirrored),

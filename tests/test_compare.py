@@ -35,6 +35,12 @@ def write(experiment: Path, version: int, seed: int, before: float, after: float
     return folder
 
 
+@pytest.fixture(autouse=True)
+def _beside_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python looks for modules there when it starts a script."""
+    monkeypatch.syspath_prepend(str(Path(SCRIPT).parent))
+
+
 @pytest.fixture
 def compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     def run(*experiments: str) -> str:
