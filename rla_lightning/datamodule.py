@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from random import Random
+from statistics import fmean
 from typing import Any
 
 import lightning as L
@@ -141,8 +142,11 @@ class EnvironmentDataModule(L.LightningDataModule):
         self.epoch += 1
 
     def statistics(self) -> dict[str, float]:
-        """What is logged about the tasks after an iteration; a restored state has the same."""
-        return self.pool.statistics() | self._adapter_statistics
+        """What is logged about the tasks after an iteration, mean knobs of the pool too; a restored state has the same."""
+        knobs = [self.environment.knobs(task) for task in self.pool.slots]
+        names = dict.fromkeys(name for each in knobs for name in each)
+        means = {f"knob/{name}": fmean(each[name] for each in knobs if name in each) for name in names}
+        return self.pool.statistics() | means | self._adapter_statistics
 
     def state_dict(self) -> dict[str, Any]:
         return {"pool": self.pool.state(), "epoch": self.epoch, "adapter_statistics": self._adapter_statistics}

@@ -84,7 +84,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class _Rewrite:
+class Rewrite:
     """A request with what it could become."""
 
     request: Request
@@ -153,10 +153,9 @@ class ProposingAdapter(TaskAdapter):
     ) -> None:
         self._quality = prediction_quality(environment, pool)
         rewrites = self._rewrites(environment, pool, feedback, key)
-        predictions = self._predictions(environment, pool, rewrites, predict) if rewrites else None
-        for rewrite in rewrites:
+        for rewrite, ranked in zip(rewrites, self.ranked(environment, pool, rewrites, predict), strict=True):
             request, parent = rewrite.request, rewrite.request.parent
-            for task in self._rank(environment, pool, rewrite, predictions):
+            for task, predicted in ranked:
                 proposal = Proposal(
                     task=task,
                     direction=request.direction,
@@ -164,27 +163,31 @@ class ProposingAdapter(TaskAdapter):
                     parent_successes=parent.successes,
                     parent_rollouts=parent.rollouts,
                     critique=request.critique,
-                    predicted_success=None if predictions is None else predictions[task.id],
+                    predicted_success=predicted,
                     is_control=request.is_control,
                 )
                 if pool.propose(proposal):  # refused when another parent has just proposed the same task
                     break
         self._refresh(environment, pool, feedback, key)
 
-    def _predictions(
-        self, environment: Environment, pool: TaskPool, rewrites: Sequence[_Rewrite], predict: Predict
-    ) -> dict[str, float] | None:
-        """Of all parents and candidates, by id; None where nothing is predicted."""
-        if self.predictor is None:
-            return None
+    def ranked(
+        self, environment: Environment, pool: TaskPool, rewrites: Sequence[Rewrite], predict: Predict
+    ) -> list[list[tuple[Task, float | None]]]:
+        """Of each request the candidates, best first, with their predicted success where one is predicted.
+
+        First those that move the right way, then those expected near the target, then by the pull.
+        """
+        if self.predictor is None or not rewrites:
+            return [[(task, None) for task in rewrite.candidates] for rewrite in rewrites]
         tasks = {task.id: task for rewrite in rewrites for task in (rewrite.request.parent.task, *rewrite.candidates)}
-        critic = predict(list(tasks.values()))  # also says which of them cannot be played
+        predicted = predict(list(tasks.values()))  # also says which of them cannot be played
         if self.predictor != "critic":
             regression = fitted(environment, pool, pool.epoch, uses_critic=self.predictor == "both")
             assert regression is not None  # a request has been rolled out
-            regressed = regression.predict(list(tasks.values()), critic)
-            critic = [math.nan if math.isnan(value) else better for value, better in zip(critic, regressed, strict=True)]
-        return dict(zip(tasks, critic, strict=True))
+            better = regression.predict(list(tasks.values()), predicted)
+            predicted = [math.nan if math.isnan(value) else other for value, other in zip(predicted, better, strict=True)]
+        by_id = dict(zip(tasks, predicted, strict=True))
+        return [self._ranked(environment, pool, rewrite, by_id) for rewrite in rewrites]
 
     def _fresh_slots(self, pool: TaskPool) -> frozenset[str]:
         """Active tasks that are never rewritten: those of the first slots, which have no order of their own."""
@@ -196,11 +199,11 @@ class ProposingAdapter(TaskAdapter):
         leaving = [item.task.id for item in feedback if item.task.id in fresh]
         replace_by_fresh(environment, pool, leaving, f"{key}/fresh")
 
-    def _rewrites(self, environment: Environment, pool: TaskPool, feedback: Sequence[TaskFeedback], key: str) -> list[_Rewrite]:
+    def _rewrites(self, environment: Environment, pool: TaskPool, feedback: Sequence[TaskFeedback], key: str) -> list[Rewrite]:
         """As many as there is room for; where a request comes to nothing, the next one in line gets its place."""
         room = len(feedback) if self.max_proposals is None else self.max_proposals - len(pool.pending)
         waiting = self._requests(pool, feedback, key)
-        rewrites: list[_Rewrite] = []
+        rewrites: list[Rewrite] = []
         while waiting and len(rewrites) < room:
             free = room - len(rewrites)
             asked, waiting = waiting[:free], waiting[free:]
@@ -209,7 +212,7 @@ class ProposingAdapter(TaskAdapter):
             for request in asked:
                 found = (_unchanged(request.parent.task, pool),) if request.is_control else next(answers)
                 if found:
-                    rewrites.append(_Rewrite(request, found))
+                    rewrites.append(Rewrite(request, found))
         return rewrites
 
     def _requests(self, pool: TaskPool, feedback: Sequence[TaskFeedback], key: str) -> list[Request]:
@@ -229,26 +232,23 @@ class ProposingAdapter(TaskAdapter):
                 requests.append(Request(pool.record(item.task.id), direction, critique, is_control))
         return requests
 
-    def _rank(
-        self, environment: Environment, pool: TaskPool, rewrite: _Rewrite, predictions: dict[str, float] | None
-    ) -> list[Task]:
-        """Candidates, best first: those that move the right way, then those expected near the target, then by the pull."""
-        if predictions is None:
-            return list(rewrite.candidates)
+    def _ranked(
+        self, environment: Environment, pool: TaskPool, rewrite: Rewrite, predicted: Mapping[str, float]
+    ) -> list[tuple[Task, float | None]]:
         parent = rewrite.request.parent
-        before = predictions[parent.task.id]
+        before = predicted[parent.task.id]
         root = pool.record(parent.task.root_id).task if self.pull == "root" else None
 
         def badness(task: Task) -> tuple[bool, float, float]:
-            after = predictions[task.id]
+            after = predicted[task.id]
             moves = after < before if rewrite.request.direction == "harder" else after > before
             miss = abs(anchored_success(parent.successes, parent.rollouts, before, after) - self.target)
             if root is None:
                 return not moves, miss, 0.0
             return not moves, max(0.0, miss - TOLERANCE), knob_distance(environment.knobs(task), environment.knobs(root))
 
-        playable = [task for task in rewrite.candidates if not math.isnan(predictions[task.id])]
-        return [] if math.isnan(before) else sorted(playable, key=badness)
+        playable = [task for task in rewrite.candidates if not math.isnan(predicted[task.id])]
+        return [] if math.isnan(before) else [(task, predicted[task.id]) for task in sorted(playable, key=badness)]
 
 
 def knob_distance(one: Mapping[str, float], other: Mapping[str, float]) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 
 from rla_lightning.environments.alfred.episode import AlfredEpisode
 from rla_lightning.environments.alfred.knowledge import FILLER_WORDS, MIDDLE, SLOT_WORDS, STATE_WORDS, word_of
-from rla_lightning.environments.alfred.planner import CRITIQUES, THOUGHTS, distance, expert_step, label
+from rla_lightning.environments.alfred.planner import CRITIQUES, THOUGHTS, expert_step, label
 from rla_lightning.environments.alfred.scene import GOAL_KINDS, KIND_WORDS, VERBS
 from rla_lightning.environments.alfred.world import is_won
 from rla_lightning.environments.base import Environment, Episode
@@ -39,6 +39,7 @@ from rla_lightning.environments.household.scenes import (
     goal_of,
     initial_world,
     knobs_of,
+    plan_length,
     redrawn_spec,
     spec_id,
 )
@@ -135,7 +136,8 @@ class HouseholdEnvironment(Environment):
         return Task(name, self.name, spec, difficulty_of(spec), root_id=name, kind=task.kind)
 
     def knobs(self, task: Task) -> Mapping[str, float]:
-        return {name: float(value) for name, value in asdict(knobs_of(task.spec)).items()}
+        plan = plan_length(task.spec)
+        return {name: float(value) for name, value in asdict(knobs_of(task.spec)).items()} | {"plan": float(plan or 0)}
 
     def validate(self, task: Task, parent: Task | None = None) -> str | None:
         problem = next(_scene_problems(task.spec), None) or next(_goal_problems(task.spec), None)
@@ -204,7 +206,7 @@ def _goal_problems(spec: Mapping[str, Any]) -> Iterator[str]:
         yield f"The pair {goal.object}, {goal.target} is held out."
     if is_won(goal, world):
         yield "The goal already holds."
-    steps = distance(goal, world)
+    steps = plan_length(spec)
     if steps is None:
         yield "The goal cannot be reached."
     elif ceil(PLAN_SLACK * steps) > spec["max_turns"]:

@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil
 from random import Random
 from typing import Any
@@ -105,6 +106,16 @@ def knobs_of(spec: Mapping[str, Any]) -> Knobs:
         noise=spec["noise"],
         max_turns=spec["max_turns"],
     )
+
+
+def plan_length(spec: Mapping[str, Any]) -> int | None:
+    """Steps of the shortest plan of somebody who knows where everything is; None where the goal cannot be reached."""
+    return _plan_length(json.dumps(spec, sort_keys=True))
+
+
+@lru_cache(maxsize=1 << 14)  # validation and the knobs ask for the same plans
+def _plan_length(spec: str) -> int | None:
+    return distance(goal_of(json.loads(spec)), initial_world(json.loads(spec)))
 
 
 def difficulty_of(spec: Mapping[str, Any]) -> float:
@@ -257,11 +268,11 @@ def _attempt(rng: Random, difficulty: float, goal: Goal, split: Split, limits: L
 
 
 def redrawn_spec(spec: Mapping[str, Any], rng: Random) -> Spec | None:
-    """Another scene and goal of the same kind with the same knobs and difficulty; None where no draw has them."""
-    knobs, difficulty = knobs_of(spec), difficulty_of(spec)
+    """Another scene and goal of the same kind with the same knobs, plan length and difficulty; None where no draw has them."""
+    knobs, like = knobs_of(spec), (difficulty_of(spec), plan_length(spec))
     for _ in range(_REDRAWS):
         drawn = _with_knobs(rng, draw_goal(rng, [spec["goal"]["kind"]], spec["split"]), spec, knobs)
-        if drawn is not None and knobs_of(drawn) == knobs and difficulty_of(drawn) == difficulty:
+        if drawn is not None and knobs_of(drawn) == knobs and (difficulty_of(drawn), plan_length(drawn)) == like:
             return drawn
     return None
 
@@ -294,4 +305,4 @@ def _with_knobs(rng: Random, goal: Goal, like: Mapping[str, Any], knobs: Knobs) 
         placed.append(add_object(spec, LAMP_TYPE, rng))
     if not all(placed) or add_distractors(spec, knobs.distractors, rng) < knobs.distractors:
         return None
-    return spec if distance(goal, initial_world(spec)) is not None else None
+    return spec
