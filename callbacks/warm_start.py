@@ -50,6 +50,8 @@ class WarmStart(L.Callback):
 
     Args:
         episodes: played to make the lessons.
+        difficulty_low: lowest difficulty of their tasks; null: as for fresh tasks.
+        difficulty_high: highest difficulty of them; null: likewise.
         policy_updates: optimizer steps of the policy; 0 leaves it as it is.
         judge_updates: optimizer steps of the reward model; 0 leaves it as it is.
         batch_size: samples per optimizer step.
@@ -65,6 +67,8 @@ class WarmStart(L.Callback):
     def __init__(
         self,
         episodes: int = 2000,
+        difficulty_low: float | None = None,
+        difficulty_high: float | None = None,
         policy_updates: int = 600,
         judge_updates: int = 600,
         batch_size: int = 64,
@@ -79,6 +83,10 @@ class WarmStart(L.Callback):
         for name, value in (("episodes", episodes), ("batch_size", batch_size)):
             if value < 1:
                 raise ConfigError(f"WarmStart.{name} must be at least 1, got {value}")
+        low, high = difficulty_low, difficulty_high
+        if not 0 <= (0 if low is None else low) <= (1 if high is None else high) <= 1:
+            raise ConfigError(f"WarmStart needs 0 <= difficulty_low <= difficulty_high <= 1, got {low} and {high}")
+        self.difficulty_low, self.difficulty_high = low, high
         rates = {
             "action_noise": action_noise, "label_noise": label_noise, "detour_rate": detour_rate, "invalid_rate": invalid_rate
         }  # fmt: skip
@@ -98,7 +106,12 @@ class WarmStart(L.Callback):
         assert isinstance(pl_module, ClosedLoop)
         datamodule = trainer.datamodule  # type: ignore[attr-defined]
         pl_module.progress("warm start: demonstrations", 0, self.episodes, math.nan)
-        lessons = self.lessons(pl_module.players, datamodule.difficulty, datamodule.pool.held_out, pl_module.seed)
+        low, high = datamodule.difficulty
+        difficulty = (
+            low if self.difficulty_low is None else self.difficulty_low,
+            high if self.difficulty_high is None else self.difficulty_high,
+        )
+        lessons = self.lessons(pl_module.players, difficulty, datamodule.pool.held_out, pl_module.seed)
         for name, samples, updates in (
             ("policy", lessons.policy, self.policy_updates),
             ("reward_model", lessons.judge, self.judge_updates),

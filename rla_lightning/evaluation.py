@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from rich.table import Table
 
-from rla_lightning.distributed import failing_together, share
+from rla_lightning.distributed import failing_together, share, unshare
 from rla_lightning.environments.base import TestedEnvironment
-from rla_lightning.measure import measure, on_fixed_steps
+from rla_lightning.measure import measure, on_fixed_steps, precision_metrics, task_votes
 from rla_lightning.metrics import SuccessBreakdown
 from rla_lightning.metrics_code import PassMetrics
 from rla_lightning.rollout.players import Players, Progress
@@ -79,6 +79,8 @@ def evaluate(players: Players, batch: EvaluationSet, key: str, device: torch.dev
         passes = PassMetrics(settings.eval_samples, PASS_AT).to(device)
         passes.update(mine)
         metrics |= {f"code/{name}": float(value) for name, value in passes.compute().items()}
+    precision = precision_metrics(unshare(task_votes(mine)))
+    metrics |= {f"reward_model/{name}": value for name, value in precision.items()}
     tests_of = kinds if players.formats.test is not None else None
     return on_fixed_steps(metrics, mine, fixed, device, tests_of)
 

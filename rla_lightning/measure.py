@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torchmetrics import Metric
 
+from rla_lightning.algorithm.precision import Interval, RolloutVotes, pooled_votes, precision_intervals, rollout_votes
 from rla_lightning.distributed import sum_over_ranks
-from rla_lightning.metrics import CriticMetrics, JudgeMetrics, RolloutMetrics
+from rla_lightning.metrics import DIFFICULTY_BINS, CriticMetrics, JudgeMetrics, RolloutMetrics, difficulty_bin
 from rla_lightning.metrics_code import UnitTestMetrics
 from rla_lightning.types import RolloutGroup
+from rla_lightning.updates import votes_of
 
 GroupValues = list[np.ndarray]  # [G] of [K] predicted success probabilities before each step
 NEEDS_LABELS = ("process_accuracy", "true_positive_rate", "true_negative_rate", "auc", "process_accuracy_all", "right_step_rate")
@@ -76,6 +80,41 @@ def _of_tests(groups: Sequence[RolloutGroup], device: torch.device, kinds: Seque
     return {f"reward_model/{name}": float(value) for name, value in tests.compute().items()}
 
 
+@dataclass(frozen=True)
+class TaskVotes:
+    """The judge's votes on the rollouts of one task."""
+
+    difficulty: float
+    rollouts: tuple[RolloutVotes, ...]
+
+
+def task_votes(groups: Sequence[RolloutGroup]) -> list[TaskVotes]:
+    """Of each group; nothing where it was not judged."""
+    return [
+        TaskVotes(group.task.difficulty, tuple(rollout_votes(*votes_of(group))) if group.judgments else ()) for group in groups
+    ]
+
+
+def precision_metrics(votes: Sequence[TaskVotes]) -> dict[str, float]:
+    """95% intervals of p_plus, p_minus and mu over tasks, and mu with its interval per bin of difficulty; NaN without votes.
+
+    The tasks are the clusters: rollouts of one are alike, too.
+    """
+    pooled: dict[str, list[RolloutVotes]] = {"": []}
+    pooled |= {f"_at/{name}": [] for name in DIFFICULTY_BINS}
+    for task in votes:
+        both = pooled_votes(task.rollouts, [0] * len(task.rollouts))
+        pooled[""] += both
+        pooled[f"_at/{DIFFICULTY_BINS[difficulty_bin(task.difficulty)]}"] += both
+    estimates = {name: precision_intervals(rollouts) for name, rollouts in pooled.items()}
+    shown: dict[str, Interval] = {"p_plus": estimates[""].p_plus, "p_minus": estimates[""].p_minus}
+    shown |= {f"mu{name}": estimate.mu for name, estimate in estimates.items()}
+    ends = {f"{name}_low": interval.low for name, interval in shown.items()}
+    ends |= {f"{name}_high": interval.high for name, interval in shown.items()}
+    ends |= {name: interval.value for name, interval in shown.items() if name.startswith("mu_at/")}
+    return {name: math.nan if end is None else end for name, end in sorted(ends.items())}
+
+
 def iteration_metrics(groups: Sequence[RolloutGroup], values: Sequence[GroupValues], active: int) -> dict[str, float]:
     """What one iteration saw; success and turns of the `active` first groups, so that proposals do not colour them."""
     shown = measure(groups, values, torch.device("cpu"), over_ranks=False)
@@ -84,6 +123,7 @@ def iteration_metrics(groups: Sequence[RolloutGroup], values: Sequence[GroupValu
         rollouts.update(groups[:active])
         shown |= {f"rollout/{name}": float(value) for name, value in rollouts.compute().items()}
     shown = {name: value for name, value in shown.items() if name.rsplit("/", 1)[-1] not in NEEDS_LABELS}
+    shown |= {f"reward_model/{name}": value for name, value in precision_metrics(task_votes(groups)).items()}
     if any(group.tests for group in groups):
         tests = UnitTestMetrics((), sync_on_compute=False)
         tests.update(groups)

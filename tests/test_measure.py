@@ -5,7 +5,16 @@ import numpy as np
 import pytest
 import torch
 
-from rla_lightning.measure import NEEDS_LABELS, iteration_metrics, learning_signal, measure, on_fixed_steps
+from rla_lightning.algorithm.precision import RolloutVotes, precision_intervals
+from rla_lightning.measure import (
+    NEEDS_LABELS,
+    TaskVotes,
+    iteration_metrics,
+    learning_signal,
+    measure,
+    on_fixed_steps,
+    precision_metrics,
+)
 from rla_lightning.types import (
     LOST,
     WON,
@@ -53,7 +62,7 @@ VALUES = [
 
 def test_what_one_iteration_saw():
     metrics = iteration_metrics(GROUPS, VALUES, active=2)
-    assert metrics == {
+    assert {name: value for name, value in metrics.items() if not name.endswith(("_low", "_high")) and "_at/" not in name} == {
         # of the two active tasks: 3 rollouts without an error, 1 won, 5 steps, 1 of them invalid; 1 error in 4
         "rollout/success_rate": pytest.approx(1 / 3),
         "rollout/invalid_action_rate": pytest.approx(1 / 5),
@@ -203,3 +212,20 @@ def test_unit_tests_are_measured_on_known_programs_and_on_the_policys():
 def test_without_known_programs_the_policys_serve_as_both():
     metrics = on_fixed_steps(measure(WRITTEN, CRITIC, CPU), WRITTEN, [], CPU, ["odd"])
     assert of_tests(metrics, "reward_model") == of_tests(metrics, "reward_model_on_policy") == pytest.approx(ON_POLICY)
+
+
+def test_precision_has_intervals_over_tasks_and_by_difficulty():
+    def votes(difficulty: float, *counts: tuple[float, int]) -> TaskVotes:
+        return TaskVotes(difficulty, tuple(RolloutVotes(outcome, plus, 4) for outcome, plus in counts))
+
+    tasks = [votes(0.1, (WON, 4), (WON, 3), (LOST, 0)), votes(0.15, (WON, 1), (LOST, 2)), votes(0.9, (LOST, 1))]
+    metrics = precision_metrics(tasks)
+    # the two rollouts of the first task count as one of 7 in 8 votes, so three tasks are three clusters, not four
+    one = precision_intervals([RolloutVotes(WON, 7, 8), RolloutVotes(WON, 1, 4)]).p_plus
+    assert (metrics["p_plus_low"], metrics["p_plus_high"]) == (one.low, one.high)
+    assert metrics["mu_low"] <= 8 / 12 + 9 / 12 <= metrics["mu_high"]
+    assert metrics["mu_at/0.0-0.2"] == pytest.approx(8 / 12 + 6 / 8)
+    assert metrics["mu_at/0.0-0.2_low"] < metrics["mu_at/0.0-0.2"] < metrics["mu_at/0.0-0.2_high"]
+    assert math.isnan(metrics["mu_at/0.8-1.0"])  # nothing was won there
+    assert precision_metrics([]).keys() == metrics.keys()  # the same names everywhere
+    assert all(math.isnan(value) for value in precision_metrics([TaskVotes(0.5, ())]).values())

@@ -171,20 +171,6 @@ def pooled_votes(rollouts: Sequence[RolloutVotes], keys: Sequence[Hashable]) -> 
     return [RolloutVotes(outcome, plus, votes) for (_, outcome), (plus, votes) in sums.items()]
 
 
-def difficulty_bin(difficulty: float, bins: int = 4) -> tuple[float, float]:
-    """The edges of the bin of a task's difficulty among equally wide ones over [0, 1], as a key for `precision_by`.
-
-    Raises:
-        ValueError: a difficulty outside [0, 1] or bins < 1.
-    """
-    if not 0.0 <= difficulty <= 1.0:
-        raise ValueError(f"a difficulty is in [0, 1], got {difficulty}")
-    if bins < 1:
-        raise ValueError(f"bins must be at least 1, got {bins}")
-    index = min(int(difficulty * bins), bins - 1)  # the last bin holds its upper edge, too
-    return index / bins, (index + 1) / bins
-
-
 def clustered_rate(hits: Sequence[int], sizes: Sequence[int], level: float = 0.95) -> Interval:
     """A share with a confidence interval when hits of one cluster are alike: Wilson's, on the effective sample size.
 

@@ -12,7 +12,6 @@ from rla_lightning.algorithm.precision import (
     binomial_distribution,
     clustered_rate,
     count_votes,
-    difficulty_bin,
     exact_precision,
     hoeffding_bound,
     paper_bound,
@@ -244,16 +243,10 @@ def test_precision_by_task_and_by_difficulty():
     assert by_task["easy"].mu == Interval(1.75, None, None)
     assert by_task["middle"].p_plus == Interval(0.25, None, None)
     assert by_task["hard"].p_plus.value is None
-    by_bin = precision_by(rollouts, [difficulty_bin(tasks[task], bins=2) for task, *_ in votes], level=0.5)
-    assert list(by_bin) == [(0.0, 0.5), (0.5, 1.0)]
-    assert_interval(by_bin[0.0, 0.5].p_plus, 0.5, 0.5 - 1 / sqrt(20), 0.5 + 1 / sqrt(20))  # 3 of 4 and 1 of 4
-    assert by_bin[0.5, 1.0].p_minus.value == 0.5
-
-
-def test_difficulty_bin():
-    assert difficulty_bin(0.0) == difficulty_bin(0.2499) == (0.0, 0.25)
-    assert difficulty_bin(0.25) == (0.25, 0.5)
-    assert difficulty_bin(1.0) == (0.75, 1.0)
+    by_bin = precision_by(rollouts, [tasks[task] >= 0.5 for task, *_ in votes], level=0.5)
+    assert list(by_bin) == [False, True]
+    assert_interval(by_bin[False].p_plus, 0.5, 0.5 - 1 / sqrt(20), 0.5 + 1 / sqrt(20))  # 3 of 4 and 1 of 4
+    assert by_bin[True].p_minus.value == 0.5
 
 
 def test_bad_votes_are_named():
@@ -267,10 +260,6 @@ def test_bad_votes_are_named():
         precision_intervals([], level=1.0)
     with pytest.raises(ValueError, match="shorter"):
         precision_by([RolloutVotes(1.0, 1, 2)] * 2, ["one key"])
-    with pytest.raises(ValueError, match=r"a difficulty is in \[0, 1\], got 1.5"):
-        difficulty_bin(1.5)
-    with pytest.raises(ValueError, match="bins must be at least 1, got 0"):
-        difficulty_bin(0.5, bins=0)
     with pytest.raises(ValueError, match=r"in \[1/2, 1\), got 0.3"):
         student_t(0.3, 3)
     with pytest.raises(ValueError, match="degrees must be at least 1, got 0"):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from callbacks import warm_start
-from callbacks.warm_start import WarmStart
+from callbacks.warm_start import Lessons, WarmStart
 from rla_lightning.environments.base import Episode, TestedEnvironment
 from rla_lightning.environments.household import HouseholdEnvironment
 from rla_lightning.models.specs import LanguageModelSpec, LoraSpec, TinySpec
@@ -167,6 +167,7 @@ def test_an_environment_without_an_expert_is_named(make_loop):
         ({"episodes": 0}, "WarmStart.episodes must be at least 1, got 0"),
         ({"batch_size": 0}, "WarmStart.batch_size must be at least 1, got 0"),
         ({"label_noise": 1.5}, r"WarmStart.label_noise must be in \[0, 1\], got 1.5"),
+        ({"difficulty_low": 0.7, "difficulty_high": 0.2}, "0 <= difficulty_low <= difficulty_high <= 1, got 0.7 and 0.2"),
         ({"invalid_rate": -0.1}, r"WarmStart.invalid_rate must be in \[0, 1\], got -0.1"),
     ],
 )
@@ -196,6 +197,15 @@ def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor], model:
     keys = [name for name in first if name.startswith(f"{model}.")]
     assert keys
     return all(torch.equal(first[name], second[name]) for name in keys)
+
+
+def test_lessons_can_be_of_other_difficulties_than_fresh_tasks(make_loop, monkeypatch):
+    asked = []
+    monkeypatch.setattr(WarmStart, "lessons", lambda self, players, difficulty, *_: asked.append(difficulty) or Lessons((), ()))
+    for options in ({}, {"difficulty_low": 0.25}, {"difficulty_low": 0.1, "difficulty_high": 0.3}):
+        start(make_loop(), None, policy_updates=0, judge_updates=0, **options)
+    low, high = EVERY_DIFFICULTY
+    assert asked == [(low, high), (0.25, high), (0.1, 0.3)]
 
 
 def test_a_cache_hit_gives_the_weights_that_training_gives(make_loop, tmp_path, monkeypatch):
