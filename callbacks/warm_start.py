@@ -150,13 +150,11 @@ class WarmStart(L.Callback):
         """Lessons of one episode: a demonstration, a judged action and its critique at every visited state."""
         environment, formats = players.environment, players.formats
         tokenizer, judge_tokenizer = players.policy.tokenizer, players.reward_model.tokenizer
-        explorer = Explorer(environment, formats.policy, tokenizer, self.detour_rate, self.invalid_rate)
+        explorer = Explorer(environment, formats.policy, tokenizer, self.detour_rate, self.invalid_rate, self.action_noise)
         for visit in explorer.episode(task, rng):
-            shown, observation = visit.expert, visit.observation
-            if observation.commands and rng.random() < self.action_noise:
-                shown = replace(shown, action=rng.choice(observation.commands))
+            observation = visit.observation
             prompt = formats.policy.prompt(tokenizer, visit.history, observation)
-            lesson = Sample(prompt, formats.policy.answer(tokenizer, observation, shown), 1.0)
+            lesson = Sample(prompt, formats.policy.answer(tokenizer, observation, visit.shown), 1.0)
             if self.judge_updates == 0:
                 yield lesson, None, ""
                 continue

@@ -75,7 +75,7 @@ def instantiate(monkeypatch: pytest.MonkeyPatch, *options: str) -> Instantiated:
 
 
 def test_there_are_configs() -> None:
-    experiments = ["alfworld_tiny.yaml", "coding_smollm2.yaml", "coding_tiny.yaml", "household.yaml"]
+    experiments = ["alfworld_tiny.yaml", "coding_smollm2.yaml", "coding_tiny.yaml", "household.yaml", "reasoning_gym_tiny.yaml"]
     assert [by_name(file) for file in EXPERIMENTS] == experiments
     scales = [f"scale/{name}_qwen2.5-7b_{kind}.yaml" for name in ("alfworld", "coding") for kind in ("full", "lora")]
     assert [by_name(file) for file in SCALE] == sorted([*scales, by_name(SHARED)])

@@ -12,7 +12,7 @@ from random import Random
 
 from transformers import PreTrainedTokenizerBase
 
-from rla_lightning.environments.base import Environment, TestedEnvironment
+from rla_lightning.environments.base import Environment, Episode, TestedEnvironment
 from rla_lightning.rollout.collect import describe_error
 from rla_lightning.rollout.formats import History, PolicyFormat, Turn
 from rla_lightning.types import (
@@ -39,6 +39,7 @@ class Visit:
     history: tuple[Turn, ...]
     observation: Observation
     expert: ExpertAction  # what would have been right
+    shown: ExpertAction  # what a demonstration shows, which may be wrong
     raw_text: str  # what was answered
     action: str  # what that meant to the environment, "" when nothing
     label: StepLabel | None  # ground truth about the action
@@ -53,8 +54,9 @@ class Explorer:
         environment: with an expert.
         policy_format: of the answers.
         tokenizer: of the policy.
-        detour_rate: share of the actions that are a random admissible command.
+        detour_rate: share of the actions that are a detour.
         invalid_rate: share of the answers that break off or name a command that was admissible earlier.
+        action_noise: share of the demonstrations that show a detour.
     """
 
     environment: Environment
@@ -62,6 +64,7 @@ class Explorer:
     tokenizer: PreTrainedTokenizerBase
     detour_rate: float = DETOURS
     invalid_rate: float = INVALID
+    action_noise: float = 0.0
 
     def episode(self, task: Task, rng: Random) -> Iterator[Visit]:
         """The visits of one episode; none where the environment has no expert."""
@@ -72,10 +75,12 @@ class Explorer:
             expert = self.environment.expert(episode, rng)
             if expert is None:
                 return
-            action, answer_ids, raw_text = self._answer(expert, history, observation, rng)
+            action, answer_ids, raw_text = self._answer(episode, expert, history, rng)
             label = self.environment.label_step(episode, action)
+            is_noise = self.action_noise > 0 and rng.random() < self.action_noise
+            shown = self._detour(episode, expert, rng) if is_noise else expert
             transition = episode.step(action)
-            yield Visit(history, observation, expert, raw_text, action, label, transition)
+            yield Visit(history, observation, expert, shown, raw_text, action, label, transition)
             if transition.done:
                 return
             history = (*history, Turn(number, observation, action, completion_ids=answer_ids))
@@ -129,10 +134,10 @@ class Explorer:
         return RolloutGroup(task, tuple(trajectories))
 
     def _answer(
-        self, expert: ExpertAction, history: History, observation: Observation, rng: Random
+        self, episode: Episode, expert: ExpertAction, history: History, rng: Random
     ) -> tuple[str, tuple[int, ...], str]:
         """The action that is taken ("" when the answer names none), and the answer that led to it as tokens and as text."""
-        draw = rng.random()
+        observation, draw = episode.observation, rng.random()
         if draw < self.invalid_rate:
             stale = [(t.observation, c) for t in history for c in t.observation.commands if c not in observation.commands]
             if stale and rng.random() < 0.5:
@@ -144,9 +149,13 @@ class Explorer:
                 ids = tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
             if self.policy_format.parse(text, observation) is None:
                 return "", ids, text
-        if draw < self.invalid_rate + self.detour_rate and observation.commands:
-            expert = replace(expert, action=rng.choice(observation.commands))
+        if draw < self.invalid_rate + self.detour_rate:
+            expert = self._detour(episode, expert, rng)
         return (expert.action, *self._tell(observation, expert))
+
+    def _detour(self, episode: Episode, expert: ExpertAction, rng: Random) -> ExpertAction:
+        action = self.environment.detour(episode, rng)
+        return expert if action is None else replace(expert, action=action)
 
     def _tell(self, observation: Observation, expert: ExpertAction) -> tuple[tuple[int, ...], str]:
         ids = self.policy_format.answer(self.tokenizer, observation, expert)
