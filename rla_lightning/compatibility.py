@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from rla_lightning.curriculum.proposing import TaskAdapter
+from rla_lightning.curriculum.rewriter import RewriterAdapter
 from rla_lightning.environments.base import Environment, TestedEnvironment
 from rla_lightning.models.specs import LanguageModelSpec
 from rla_lightning.rollout.formats import JudgeFormat
 from rla_lightning.rollout.formats_code import UnitTestFormat
-from rla_lightning.settings import RolloutSettings, require
+from rla_lightning.settings import CritiqueSettings, RolloutSettings, require
 
 
 def require_compatible(
@@ -19,6 +21,7 @@ def require_compatible(
     reward_model: LanguageModelSpec,
     trains_judge: bool,
     judged_here: bool,
+    critiques: CritiqueSettings,
 ) -> None:
     """Raise ConfigError for the first pair that cannot work.
 
@@ -49,4 +52,28 @@ def require_compatible(
     require(
         reward_model.weights or (not judged_here and not trains_judge),
         "model.reward_model.weights is false: set model.judge_sampler, and model.reward_model_optimizer null",
+    )
+    require(
+        critiques.writer != "reward_model" or reward_model.path is not None,
+        "model.critiques.writer is reward_model, but model.reward_model.path is null: a model of the environment's words cannot "
+        "write critiques",
+    )
+
+
+def require_reader(critiques: CritiqueSettings, adapter: TaskAdapter | None, context_length: int) -> None:
+    """Raise ConfigError where critiques that a model would write have no writer or nobody reads them.
+
+    Args:
+        adapter: that the critiques go to.
+        context_length: of the reward model.
+    """
+    writer, limit = critiques.writer, critiques.max_new_tokens
+    require(writer == "template" or adapter is not None, f"model.critiques.writer is {writer}, but data.adapter null reads none")
+    require(
+        writer != "rewriter" or isinstance(adapter, RewriterAdapter),
+        f"model.critiques.writer is rewriter, but data.adapter is {type(adapter).__name__}, not RewriterAdapter",
+    )
+    require(
+        writer != "reward_model" or limit < context_length,
+        f"model.critiques.max_new_tokens {limit} leaves no room for a log in the reward model's context, {context_length} tokens",
     )

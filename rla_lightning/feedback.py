@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
-from rla_lightning.algorithm.acceptance import posterior, threshold
+from rla_lightning.algorithm.acceptance import posterior, threshold, trigger
 from rla_lightning.algorithm.precision import count_votes
-from rla_lightning.curriculum.critiques import template_critique
+from rla_lightning.curriculum.critiques import (
+    Writer,
+    episode_logs,
+    pass_rates,
+    template_critique,
+    total,
+    with_critique,
+    write_critiques,
+)
+from rla_lightning.distributed import failing_together, share, unshare
 from rla_lightning.measure import GroupValues
-from rla_lightning.settings import AcceptanceSettings
-from rla_lightning.types import Decision, Proposal, RolloutGroup, TaskFeedback, Trial
+from rla_lightning.rollout.players import Players
+from rla_lightning.settings import AcceptanceSettings, CritiqueSettings
+from rla_lightning.types import Completion, Decision, EpisodeLog, Proposal, RolloutGroup, TaskFeedback, Trial
 from rla_lightning.updates import votes_of
 
 
@@ -79,7 +90,11 @@ def is_trained_on(decision: Decision | None, settings: AcceptanceSettings) -> bo
 
 
 def task_feedback(
-    group: RolloutGroup, values: GroupValues, decisions: Mapping[str, Decision], settings: AcceptanceSettings
+    group: RolloutGroup,
+    values: GroupValues,
+    decisions: Mapping[str, Decision],
+    settings: AcceptanceSettings,
+    critiques: CritiqueSettings = CritiqueSettings(),  # noqa: B008 frozen
 ) -> TaskFeedback:
     """What the rollouts of one task say about it.
 
@@ -88,6 +103,7 @@ def task_feedback(
         values: the critic's predictions of their steps.
         decisions: on proposals, by task id; an active task has none.
         settings: a success rate above their band is too easy, and criticised for it.
+        critiques: where a language model writes them, tasks outside the band bring the logs that it reads.
     """
     votes = count_votes(*votes_of(group))
     starts = [value[0] for value in values if len(value)]
@@ -100,4 +116,55 @@ def task_feedback(
         p_plus=votes.p_plus,
         p_minus=votes.p_minus,
         decision=decisions.get(group.task.id),
+        logs=_logs(group, decisions.get(group.task.id), settings, critiques),
+        pass_rates=pass_rates(group),
     )
+
+
+def _logs(
+    group: RolloutGroup, decision: Decision | None, settings: AcceptanceSettings, critiques: CritiqueSettings
+) -> tuple[EpisodeLog, ...]:
+    """Of a task that may be rewritten now."""
+    may_be_active = decision is None or decision.verdict == "ACCEPT"
+    if critiques.writer == "template" or not may_be_active or group.rollouts == 0:
+        return ()
+    direction = trigger(group.successes, group.rollouts, settings.low, settings.high)
+    return () if direction is None else episode_logs(group, critiques.max_rollouts, direction == "harder")
+
+
+def feedback_on(
+    groups: Sequence[RolloutGroup],
+    values: Sequence[GroupValues],
+    decisions: Mapping[str, Decision],
+    acceptance: AcceptanceSettings,
+    critiques: CritiqueSettings,
+    players: Players,
+    key: str,
+) -> tuple[list[TaskFeedback], dict[str, float]]:
+    """What the rollouts say about every task, and what came of the critiques if the reward model writes them."""
+    rated = zip(groups, values, strict=True)
+    feedback = [task_feedback(group, value, decisions, acceptance, critiques) for group, value in rated]
+    return criticise(feedback, players, critiques, key) if critiques.writer == "reward_model" else (feedback, {})
+
+
+def criticise(
+    feedback: Sequence[TaskFeedback], players: Players, settings: CritiqueSettings, key: str
+) -> tuple[list[TaskFeedback], dict[str, float]]:
+    """The feedback with the reward model's critiques of tasks that came with logs, and what became of its answers.
+
+    Every rank gives the same feedback and gets the same; each writes its share.
+    """
+    replaced = {item.task.parent_id for item in feedback if item.verdict in ("ACCEPT", "UNDECIDED")}  # or has a child on trial
+    chosen = [item for item in feedback if item.logs and item.task.id not in replaced]
+    params = replace(players.settings.judge_sampling, max_new_tokens=settings.max_new_tokens)
+
+    def answer(prompts: Sequence[tuple[int, ...]], keys: Sequence[str]) -> list[Completion]:
+        return [completion for (completion,) in players.judge_sampler.sample(prompts, 1, params, keys)]
+
+    room = players.reward_model.context_length - settings.max_new_tokens
+    with failing_together():
+        mine = write_critiques(share(chosen), Writer(players.reward_model.tokenizer, room, answer), key)
+    written = unshare(mine)
+    by_task = {item.task.id: with_critique(item, text) for item, text in zip(chosen, written, strict=True)}
+    criticised = [by_task.get(item.task.id, replace(item, logs=())) for item in feedback]
+    return criticised, {f"critique/{name}": number for name, number in total(written).items()}

@@ -17,11 +17,11 @@ from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
 
 from rla_lightning.checkpoints import require_continues
-from rla_lightning.compatibility import require_compatible
+from rla_lightning.compatibility import require_compatible, require_reader
 from rla_lightning.distributed import failing_together, from_first, rank, share, unshare
 from rla_lightning.environments.base import Environment
 from rla_lightning.evaluation import evaluate
-from rla_lightning.feedback import decide, is_trained_on, task_feedback
+from rla_lightning.feedback import decide, feedback_on, is_trained_on
 from rla_lightning.measure import GroupValues, iteration_metrics, learning_signal
 from rla_lightning.models.language_model import local_seed, trainable_state
 from rla_lightning.models.specs import LanguageModelSpec, ValueModelSpec, on_policy_base
@@ -43,19 +43,12 @@ from rla_lightning.rollout.trained import trained_models
 from rla_lightning.settings import (
     AcceptanceSettings,
     ClippedUpdateSettings,
+    CritiqueSettings,
     RewardSettings,
     RolloutSettings,
     UpdateSettings,
 )
-from rla_lightning.types import (
-    EvaluationSet,
-    IterationResult,
-    Purpose,
-    RolloutGroup,
-    Task,
-    TaskBatch,
-    TaskFeedback,
-)
+from rla_lightning.types import EvaluationSet, IterationResult, Purpose, RolloutGroup, Task, TaskBatch, TaskFeedback
 from rla_lightning.updates import (
     GroupCredit,
     TaskSample,
@@ -88,6 +81,7 @@ class ClosedLoop(L.LightningModule):
         rollout: how episodes are played and judged.
         reward: how outcomes and judgments become advantages.
         acceptance: when a rewritten task replaces its parent.
+        critiques: who says what was wrong with tasks outside the band.
         policy_update: the policy's part of an iteration.
         reward_model_update: the reward model's part of an iteration.
         critic_update: the critic's part of an iteration.
@@ -119,6 +113,7 @@ class ClosedLoop(L.LightningModule):
         rollout: RolloutSettings = RolloutSettings(),
         reward: RewardSettings = RewardSettings(),
         acceptance: AcceptanceSettings = AcceptanceSettings(),
+        critiques: CritiqueSettings = CritiqueSettings(),
         policy_update: ClippedUpdateSettings = ClippedUpdateSettings(),
         reward_model_update: ClippedUpdateSettings = ClippedUpdateSettings(success_low=0.2, success_high=0.8),
         critic_update: UpdateSettings = UpdateSettings(),
@@ -142,6 +137,7 @@ class ClosedLoop(L.LightningModule):
             reward_model=reward_model,
             trains_judge=reward_model_optimizer is not None,
             judged_here=judge_sampler is None,
+            critiques=critiques,
         )
         self.automatic_optimization = False
         self.strict_loading = False  # frozen and tied weights are not saved; on_load_checkpoint compares the others
@@ -151,7 +147,7 @@ class ClosedLoop(L.LightningModule):
         self.on_random_base = sorted(shared) if policy.path is None else []
         self.optimizer_factories = dict(zip(MODELS, (policy_optimizer, reward_model_optimizer, critic_optimizer), strict=True))
         self.scheduler_factories = dict(zip(MODELS, (policy_scheduler, reward_model_scheduler, critic_scheduler), strict=True))
-        self.rollout, self.reward, self.acceptance = rollout, reward, acceptance
+        self.rollout, self.reward, self.acceptance, self.critiques = rollout, reward, acceptance, critiques
         self.policy_update, self.reward_model_update, self.critic_update = policy_update, reward_model_update, critic_update
         self.formats = Formats(
             policy_format or CompactPolicyFormat(),
@@ -184,6 +180,9 @@ class ClosedLoop(L.LightningModule):
             groups = self._judge(groups, key)
         values = self._values(groups)
         decisions = decide(batch.proposals, groups, self.acceptance)
+        with self._timed("critique"):
+            feedback, written = feedback_on(groups, values, decisions, self.acceptance, self.critiques, self.players, key)
+        self.tokens_generated += int(written.get("critique/tokens", 0))
         credits = [assign_credit(g, self.reward, value) for g, value in zip(groups, values, strict=True)]
         trained = [i for i, group in enumerate(groups) if is_trained_on(decisions.get(group.task.id), self.acceptance)]
         kept, credit = [groups[i] for i in trained], [credits[i] for i in trained]
@@ -192,8 +191,7 @@ class ClosedLoop(L.LightningModule):
             updates |= self._update_reward_model(kept, credit, key)
             updates |= self._update_critic(groups, key)  # all: accepted proposals alone are selected by their outcomes
         self.iteration += 1
-        feedback = [task_feedback(g, value, decisions, self.acceptance) for g, value in zip(groups, values, strict=True)]
-        metrics = iteration_metrics(groups, values, len(batch.active)) | learning_signal(kept) | updates
+        metrics = iteration_metrics(groups, values, len(batch.active)) | learning_signal(kept) | written | updates
         self._finish_iteration(metrics, feedback)
         return {"result": iteration_result(int(self.iteration), feedback, groups, credits, values, metrics)}
 
@@ -204,6 +202,7 @@ class ClosedLoop(L.LightningModule):
         self.progress("adapting tasks", 0, 1, float("nan"))
         datamodule.adapt(self._feedback, lambda tasks: from_first(self.players.predict(tasks)))
         self._feedback = []
+        self.tokens_generated += int(datamodule.statistics().get("critique_tokens", 0))  # the rewriter's
         self.log_dict({f"env/{name}": value for name, value in datamodule.statistics().items()}, batch_size=1)
         self.log("step", float(self.iteration), batch_size=1)
 
@@ -337,6 +336,7 @@ class ClosedLoop(L.LightningModule):
             datamodule = self.trainer.datamodule  # type: ignore[attr-defined]
             datamodule.lend(self.players.policy)
             self.players.check_context(datamodule.tasks)
+            require_reader(self.critiques, datamodule.adapter, self.players.reward_model.context_length)
 
     def sync_players(self) -> None:
         """Act, judge and predict with the weights of now; callbacks that train call this."""

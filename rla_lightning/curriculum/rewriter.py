@@ -1,5 +1,7 @@
 """Rewrites written by a frozen language model: it is asked about every task outside the band, several times each.
 
+With `model.critiques.writer` rewriter it reads logs of rollouts first and says what was wrong with the task.
+
 What it is asked and how its answers are read is the environment's business (`rewrite_prompt`, `apply_rewrite`). An
 answer that is no valid new task is counted by its reason and proposes nothing.
 """
@@ -17,6 +19,7 @@ import torch
 from torch import nn
 
 from rla_lightning.curriculum.adapters import usable_variants
+from rla_lightning.curriculum.critiques import Writer, joined, total, with_critique, write_critiques
 from rla_lightning.curriculum.pool import TaskPool
 from rla_lightning.curriculum.prediction import PREDICTORS
 from rla_lightning.curriculum.proposing import Predict, ProposingAdapter, Request
@@ -99,6 +102,8 @@ class RewriterAdapter(ProposingAdapter):
             sampler_tokens: most tokens (prompts and answers, padded) decoded in one batch.
             server: that writes in place of this process, which then loads the model's tokenizer only; null: none.
         """
+        if ranking not in ("first", *PREDICTORS):
+            raise ConfigError(f"the rewriter's ranking must be one of first, {', '.join(PREDICTORS)}, got '{ranking}'")
         super().__init__(low, high, target, max_proposals, None if ranking == "first" else ranking, "target", control_share)
         if model is not None and model.base != "own":
             raise ConfigError("the rewriter shares the policy's base where its model is null, not where its model.base is policy")
@@ -117,8 +122,6 @@ class RewriterAdapter(ProposingAdapter):
             raise ConfigError(f"the rewriter's temperature must not be negative, got {temperature}")
         if not 0 < top_p <= 1:
             raise ConfigError(f"the rewriter's top_p must be in (0, 1], got {top_p}")
-        if ranking not in ("first", *PREDICTORS):
-            raise ConfigError(f"the rewriter's ranking must be one of first, {', '.join(PREDICTORS)}, got '{ranking}'")
         self.model = model if model is None or server is None else replace(model, weights=False)
         self.server = server
         self.attempts = attempts
@@ -129,9 +132,11 @@ class RewriterAdapter(ProposingAdapter):
         self.sampler_tokens = sampler_tokens
         self._loaded: LoadedModel | None = None
         self._counts: Counter[str] = Counter()
+        self._critiques = total(())
 
     def statistics(self) -> dict[str, float]:
-        return super().statistics() | {f"rewrite_{name}": float(self._counts[name]) for name in COUNTED}
+        counts = {f"rewrite_{name}": float(self._counts[name]) for name in COUNTED}
+        return super().statistics() | counts | {f"critique_{name}": number for name, number in self._critiques.items()}
 
     def check(self, environment: Environment) -> None:
         if type(environment).rewrite_prompt is Environment.rewrite_prompt:
@@ -156,7 +161,26 @@ class RewriterAdapter(ProposingAdapter):
         self, environment: Environment, pool: TaskPool, feedback: Sequence[TaskFeedback], predict: Predict, key: str
     ) -> None:
         self._counts.clear()
+        self._critiques = total(())
         super().adapt(environment, pool, feedback, predict, key)
+
+    def _requests(self, pool: TaskPool, feedback: Sequence[TaskFeedback], key: str) -> list[Request]:
+        """With the model's own critiques of tasks that it will be asked about first, if their logs came with the feedback."""
+        requests = super()._requests(pool, feedback, key)
+        by_task = {item.task.id: item for item in feedback if item.logs}
+        room = len(requests) if self.max_proposals is None else max(0, self.max_proposals - len(pool.pending))
+        asked = [request.parent.task.id for request in requests[:room] if not request.is_control]
+        chosen = [by_task[task_id] for task_id in asked if task_id in by_task]
+        if not chosen:
+            return requests
+        written = []
+        with failing_together():
+            if rank() == 0:
+                written = write_critiques(chosen, self._writer(), key)
+        written = from_first(written)
+        self._critiques = total(written)
+        texts = {item.task.id: joined(with_critique(item, text).critiques) for item, text in zip(chosen, written, strict=True)}
+        return [replace(request, critique=texts.get(request.parent.task.id, request.critique)) for request in requests]
 
     def _candidates(
         self, environment: Environment, pool: TaskPool, requests: Sequence[Request], key: str
@@ -201,14 +225,23 @@ class RewriterAdapter(ProposingAdapter):
         fitting = [i for i, prompt in enumerate(rendered) if len(prompt) <= room]
         for i in sorted(set(range(len(prompts))).difference(fitting)):
             logger.warning("%s: a prompt of %d tokens is too long for the rewriter (%d)", keys[i], len(rendered[i]), room)
-        asked = ([rendered[i] for i in fitting], self.attempts, self.params, [keys[i] for i in fitting])
-        if self.server is not None:
-            drawn = self.server.sampler(loaded.tokenizer).sample(*asked)
-        else:
-            with self._placed(loaded):
-                drawn = TransformersSampler(loaded.model, loaded.tokenizer, self.sampler_tokens).sample(*asked)
+        drawn = self._draw([rendered[i] for i in fitting], [keys[i] for i in fitting], self.attempts)
         by_index = dict(zip(fitting, drawn, strict=True))
         return [by_index.get(i, []) for i in range(len(prompts))]
+
+    def _writer(self) -> Writer:
+        loaded = self._load()
+        room = loaded.context_length - self.params.max_new_tokens
+        return Writer(loaded.tokenizer, room, lambda prompts, keys: [drawn[0] for drawn in self._draw(prompts, keys, 1)])
+
+    def _draw(self, prompts: Sequence[tuple[int, ...]], keys: Sequence[str], number: int) -> list[list[Completion]]:
+        """That many answers to each prompt, from the server or the model."""
+        loaded = self._load()
+        if self.server is not None:
+            return self.server.sampler(loaded.tokenizer).sample(prompts, number, self.params, keys)
+        with self._placed(loaded):
+            sampler = TransformersSampler(loaded.model, loaded.tokenizer, self.sampler_tokens)
+            return sampler.sample(prompts, number, self.params, keys)
 
     def _load(self) -> LoadedModel:
         if self._loaded is None:

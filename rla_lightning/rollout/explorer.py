@@ -133,9 +133,7 @@ class Explorer:
             trajectories.append(Trajectory(task, (step,), WON if solution.is_correct else LOST, "DONE"))
         return RolloutGroup(task, tuple(trajectories))
 
-    def _answer(
-        self, episode: Episode, expert: ExpertAction, history: History, rng: Random
-    ) -> tuple[str, tuple[int, ...], str]:
+    def _answer(self, episode: Episode, expert: ExpertAction, history: History, rng: Random) -> tuple[str, tuple[int, ...], str]:
         """The action that is taken ("" when the answer names none), and the answer that led to it as tokens and as text."""
         observation, draw = episode.observation, rng.random()
         if draw < self.invalid_rate:

@@ -12,9 +12,10 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from torch import distributed as dist
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from rla_lightning.curriculum.adapters import ParametricAdapter, TaskAdapter
+from rla_lightning.curriculum.critiques import Writer
 from rla_lightning.curriculum.pool import TaskPool
 from rla_lightning.curriculum.rewriter import RewriterAdapter
 from rla_lightning.datamodule import EnvironmentDataModule
@@ -22,12 +23,13 @@ from rla_lightning.environments.base import Environment, Episode
 from rla_lightning.environments.coding.pipelines import PipelineEnvironment
 from rla_lightning.models.specs import LanguageModelSpec, LoraSpec
 from rla_lightning.rollout.servers.openai import OpenAIServer
-from rla_lightning.types import Completion, ConfigError, Direction, Split, Task, TaskFeedback
+from rla_lightning.types import Completion, ConfigError, Direction, EpisodeLog, Split, Task, TaskFeedback
 
 OBJECTS, PLACES = ("apple", "bowl", "cup", "dish"), ("desk", "shelf", "table")
 REASONS = ("usable", "truncated", "refused", "unchanged", "known", "invalid", "resembling", "repeated", "failed")
 COUNTS = ("tasks", "unasked", "answers", "fallbacks", "without", *REASONS)
-NONE_COUNTED = {f"rewrite_{name}": 0.0 for name in COUNTS}
+CRITIQUE_COUNTS = ("written", "fallbacks", "unasked", "empty", "truncated", "tokens")
+NONE_COUNTED = {f"rewrite_{name}": 0.0 for name in COUNTS} | {f"critique_{name}": 0.0 for name in CRITIQUE_COUNTS}
 
 
 def make(item: str, place: str, parent: Task | None = None) -> Task:
@@ -78,7 +80,7 @@ class Scripted(RewriterAdapter):
     """Gives the answers of a table, by the first two words of the prompt, and notes what it was asked."""
 
     def __init__(self, table: dict[str, list[str]], folder: Path, **settings) -> None:
-        super().__init__(LanguageModelSpec(path=str(folder)), **settings)
+        super().__init__(LanguageModelSpec(path=str(folder)), **{"control_share": 0.0, **settings})
         self.table = table
         self.asked: list[list[str]] = []
         self.keys: list[str] = []
@@ -90,6 +92,11 @@ class Scripted(RewriterAdapter):
         return [
             [Completion((), (), t.removesuffix("..."), "TRUNCATED" if t.endswith("...") else "EOS") for t in ts] for ts in texts
         ]
+
+
+def counted(adapter: RewriterAdapter) -> dict[str, float]:
+    """Without the quality of predictions."""
+    return {name: value for name, value in adapter.statistics().items() if name.startswith(("rewrite_", "critique_"))}
 
 
 def constant(tasks: Sequence[Task]) -> list[float]:
@@ -182,7 +189,7 @@ def test_every_answer_is_counted_once_by_what_became_of_it(folder: Path) -> None
     adapter = Scripted({"cup table": answers}, folder, ranking="first")
     adapter.adapt(Tidy(), pool, feedback, never, "k")
     assert [proposal.task.id for proposal in pool.pending] == ["cup-shelf"]
-    assert adapter.statistics() == NONE_COUNTED | {
+    assert counted(adapter) == NONE_COUNTED | {
         "rewrite_tasks": 1.0,
         "rewrite_answers": 10.0,
         "rewrite_usable": 2.0,  # cup-shelf, apple-shelf
@@ -195,7 +202,7 @@ def test_every_answer_is_counted_once_by_what_became_of_it(folder: Path) -> None
         "rewrite_failed": 1.0,  # dish
     }
     adapter.adapt(Tidy(), pool, booked(pool), never, "k2")
-    assert adapter.statistics() == NONE_COUNTED  # of the latest call only
+    assert counted(adapter) == NONE_COUNTED  # of the latest call only
 
 
 class Wary(Tidy):
@@ -225,7 +232,7 @@ def test_a_rewrite_that_resembles_an_earlier_task_is_counted_and_never_proposed(
     earlier = ["cup-table", "dish-shelf"]
     assert environment.compared == [("cup-shelf", earlier), ("cup-desk", earlier), ("apple-shelf", earlier)]  # not the known one
     assert environment.validated == ["apple-shelf"]  # running programs takes time: what is refused anyway is not validated
-    assert adapter.statistics() == NONE_COUNTED | {
+    assert counted(adapter) == NONE_COUNTED | {
         "rewrite_tasks": 1.0,
         "rewrite_answers": 4.0,
         "rewrite_usable": 1.0,
@@ -240,7 +247,7 @@ def test_where_all_rewrites_resemble_earlier_tasks_there_is_no_proposal(folder: 
     adapter = Scripted({"cup table": [boxed("cup", "shelf"), boxed("cup", "shelf")]}, folder, ranking="first")
     adapter.adapt(Wary(), pool, failed(pool, parent), never, "k")
     assert pool.pending == ()
-    assert adapter.statistics() == NONE_COUNTED | {
+    assert counted(adapter) == NONE_COUNTED | {
         "rewrite_tasks": 1.0,
         "rewrite_answers": 2.0,
         "rewrite_resembling": 2.0,
@@ -366,7 +373,7 @@ def test_a_fallback_needs_variants(folder: Path) -> None:
         ({"sampler_tokens": -1}, "sampler_tokens must be at least 1, got -1"),
         ({"temperature": -0.5}, "temperature must not be negative, got -0.5"),
         ({"top_p": 0.0}, r"top_p must be in \(0, 1\], got 0.0"),
-        ({"ranking": "random"}, "ranking must be 'critic' or 'first', got 'random'"),
+        ({"ranking": "random"}, "ranking must be one of first, critic, knobs, both, got 'random'"),
         ({"device": "abacus"}, "device 'abacus'"),
         ({"low": 0.9}, "low <= target <= high"),
         ({"max_proposals": 0}, "max_proposals must be at least 1 or null, got 0"),
@@ -402,11 +409,11 @@ def written(adapter: RewriterAdapter, key: str, critique: str = "", tasks: int =
     pool = TaskPool(parents)
     feedback = booked(pool, *(TaskFeedback(task, 0, 8, None, critiques=(critique,)) for task in parents))
     adapter.adapt(Letters(), pool, feedback, constant, key)
-    return [f"{proposal.parent_id}: {proposal.task.id}" for proposal in pool.pending], adapter.statistics()
+    return [f"{proposal.parent_id}: {proposal.task.id}" for proposal in pool.pending], counted(adapter)
 
 
 def rewriter(folder: Path, **settings) -> RewriterAdapter:
-    defaults = {"attempts": 8, "max_new_tokens": 40, "temperature": 1.0, "top_p": 1.0, "device": "cpu"}
+    defaults = {"control_share": 0.0, "attempts": 8, "max_new_tokens": 40, "temperature": 1.0, "top_p": 1.0, "device": "cpu"}
     return RewriterAdapter(LanguageModelSpec(path=str(folder)), **(defaults | settings))
 
 
@@ -467,7 +474,7 @@ def test_yaml_names_the_rewriter_by_class_path(folder: Path) -> None:
     adapter = parser.instantiate_classes(parser.parse_object({"adapter": config})).adapter
     assert isinstance(adapter, RewriterAdapter)
     assert adapter.model == LanguageModelSpec(path=str(folder), dtype="bfloat16")
-    assert (adapter.attempts, adapter.asks_critic, adapter.device) == (3, False, None)
+    assert (adapter.attempts, adapter.predictor, adapter.device) == (3, None, None)
 
 
 # Two processes
@@ -518,6 +525,55 @@ class Predictions:
     def __call__(self, tasks: Sequence[Task]) -> list[float]:
         self.calls += 1
         return [0.5] * len(tasks)
+
+
+class Critic(Scripted):
+    """Writes critiques that name the task they are of."""
+
+    def _writer(self) -> Writer:
+        def answer(prompts: Sequence[tuple[int, ...]], keys: Sequence[str]) -> list[Completion]:
+            assert not dist.is_initialized() or dist.get_rank() == 0
+            return [Completion((1, 2), (), key.rpartition("/critique/")[2] + ".", "EOS") for key in keys]
+
+        return Writer(AutoTokenizer.from_pretrained(self.model.path), 10**6, answer)
+
+
+def with_log(task: Task, successes: int = 0) -> TaskFeedback:
+    return TaskFeedback(task, successes, 8, None, ("Lost.",), logs=(EpisodeLog(("[0] Observed",), False, "DONE"),))
+
+
+def _criticise(rank: int, folder: Path) -> str:
+    tasks = [make("cup", "table"), make("apple", "table")]
+    pool = TaskPool(tasks)
+    adapter = Critic({"cup table": [boxed("cup", "shelf")], "apple table": [boxed("apple", "shelf")]}, folder, ranking="first")
+    adapter.adapt(Tidy(), pool, booked(pool, *map(with_log, tasks)), never, "k")
+    return f"{sorted(p.critique for p in pool.pending)} {counted(adapter)['critique_tokens']}"
+
+
+def test_the_first_process_writes_critiques_for_all(folder: Path, tmp_path: Path) -> None:
+    assert on_two_ranks(_criticise, folder, tmp_path) == ["['apple-table/0.', 'cup-table/0.'] 4.0"] * 2
+
+
+def test_critiques_are_written_of_tasks_that_the_model_is_asked_about(folder: Path) -> None:
+    # Room for one proposal: the first in line gets a critique; the second, asked in its place, comes with the template's.
+    tasks = [make("cup", "table"), make("apple", "table")]
+    pool = TaskPool(tasks)
+    adapter = Critic({}, folder, max_proposals=1)
+    adapter.adapt(Tidy(), pool, booked(pool, *map(with_log, tasks)), never, "k")
+    asked = [prompts[0].split()[-1] for prompts in adapter.asked]
+    assert asked in (["cup-table/0.", "Lost."], ["apple-table/0.", "Lost."])
+    assert (counted(adapter)["critique_written"], counted(adapter)["critique_fallbacks"]) == (1.0, 0.0)
+    adapter.adapt(Tidy(), pool, booked(pool), never, "k2")
+    assert counted(adapter) == NONE_COUNTED
+
+
+def test_controls_need_no_critique(folder: Path) -> None:
+    parent = make("cup", "table")
+    pool = TaskPool([parent])
+    adapter = Critic({}, folder, ranking="first", control_share=0.999)
+    adapter.adapt(Tidy(), pool, booked(pool, with_log(parent)), never, "k")
+    assert [(proposal.is_control, proposal.critique) for proposal in pool.pending] == [(True, "Lost.")]
+    assert counted(adapter) == NONE_COUNTED
 
 
 def _fail(rank: int, folder: Path) -> str:
