@@ -49,6 +49,7 @@ class TaskAdapter(ABC):
 
 
 PRIOR_ROLLOUTS = 4.0  # what a prediction of the parent's success counts beside its rollouts
+MAX_CRITIQUES = 4  # different ones that a rewriter reads of one task
 TOLERANCE = 0.15  # around the target, inside which candidates are equally good
 
 Ranking = Literal["critic", "knobs", "both", "random"]
@@ -227,7 +228,7 @@ class ProposingAdapter(TaskAdapter):
                 continue
             direction = trigger(item.successes, item.rollouts, self.low, self.high)
             if direction is not None:
-                critique = " ".join(dict.fromkeys(item.critiques))
+                critique = " ".join(list(dict.fromkeys(item.critiques))[:MAX_CRITIQUES])
                 is_control = Random(f"{key}/control/{item.task.id}").random() < self.control_share
                 requests.append(Request(pool.record(item.task.id), direction, critique, is_control))
         return requests
