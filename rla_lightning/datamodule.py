@@ -149,7 +149,9 @@ class EnvironmentDataModule(L.LightningDataModule):
         return self.pool.statistics() | means | self._adapter_statistics
 
     def state_dict(self) -> dict[str, Any]:
-        return {"pool": self.pool.state(), "epoch": self.epoch, "adapter_statistics": self._adapter_statistics}
+        adapter = {} if self.adapter is None else self.adapter.state()
+        statistics = self._adapter_statistics
+        return {"pool": self.pool.state(), "epoch": self.epoch, "adapter": adapter, "adapter_statistics": statistics}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.pool = TaskPool.from_state(state_dict["pool"], self._held_out_ids())
@@ -161,6 +163,8 @@ class EnvironmentDataModule(L.LightningDataModule):
             "data.validation_tasks, data.test_tasks and difficulties",
         )
         self.epoch, self._adapter_statistics = state_dict["epoch"], state_dict["adapter_statistics"]
+        if self.adapter is not None:
+            self.adapter.load_state(state_dict["adapter"])
 
     def _held_out_ids(self) -> frozenset[str]:
         sets = self.evaluation_sets("validation") + self.evaluation_sets("test")

@@ -202,8 +202,9 @@ class ClosedLoop(L.LightningModule):
         self.progress("adapting tasks", 0, 1, float("nan"))
         datamodule.adapt(self._feedback, lambda tasks: from_first(self.players.predict(tasks)))
         self._feedback = []
-        self.tokens_generated += int(datamodule.statistics().get("critique_tokens", 0))  # the rewriter's
-        self.log_dict({f"env/{name}": value for name, value in datamodule.statistics().items()}, batch_size=1)
+        counted = datamodule.statistics()
+        self.tokens_generated += int(counted.get("critique_tokens", 0) + counted.get("rewrite_tokens", 0))  # the rewriter's
+        self.log_dict({f"env/{name}": value for name, value in counted.items()}, batch_size=1)
         self.log("step", float(self.iteration), batch_size=1)
 
     def _roll_out(self, tasks: Sequence[Task], key: str) -> list[RolloutGroup]:

@@ -192,7 +192,8 @@ def test_a_served_judge_writes_what_the_pool_keeps_and_the_rewriter_reads(
     assert {(body["max_tokens"], body["temperature"]) for body in questions} == {(256, 1.0)}
     assert row["critique/tokens"] > 0
     generated = sum(group.generated_tokens for group in result.groups)
-    assert int(loop.tokens_generated) == generated + int(row["critique/tokens"])
+    (adapted,) = rows(tmp_path, "env/rewrite_tokens")
+    assert int(loop.tokens_generated) == generated + row["critique/tokens"] + adapted["env/rewrite_tokens"]
 
 
 def with_judge(model: Path, **options: Any) -> tuple[ClosedLoop, EnvironmentDataModule]:
@@ -248,7 +249,9 @@ def test_the_rewriter_writes_critiques_before_it_rewrites(model: Path, tmp_path:
     assert {proposal.critique for proposal in pending} <= set(environment.asked.values())
     assert sum(not critique.startswith(TEMPLATES) for critique in environment.asked.values()) == row["env/critique_written"]
     generated = sum(group.generated_tokens for group in result.groups)
-    assert int(loop.tokens_generated) == generated + int(row["env/critique_tokens"]) > generated
+    assert row["env/critique_tokens"] > 0
+    assert row["env/rewrite_tokens"] > 0
+    assert int(loop.tokens_generated) == generated + row["env/critique_tokens"] + row["env/rewrite_tokens"]
 
 
 def test_templates_are_the_default_and_bring_no_logs(model: Path, tmp_path: Path) -> None:

@@ -343,9 +343,12 @@ def test_what_the_adapter_counted_is_logged_and_survives_a_resume():
             return {"counted": 3.0}
 
     data, restored = make(adapter=Counting()), make(adapter=Counting())
-    assert data.statistics() == data.pool.statistics()  # nothing was adapted yet
+    knobs = {name: value for name, value in data.statistics().items() if name.startswith("knob/")}
+    assert data.statistics() == data.pool.statistics() | knobs  # nothing was adapted yet
+    plans = [HOUSEHOLD.knobs(task)["plan"] for task in data.pool.slots]
+    assert knobs["knob/plan"] == pytest.approx(sum(plans) / len(plans))
     data.adapt([TaskFeedback(task, 4, 8, 0.5) for task in draw(data).active], predict)
-    assert data.statistics() == data.pool.statistics() | {"counted": 3.0}
+    assert data.statistics()["counted"] == 3.0
     restored.load_state_dict(data.state_dict())
     assert restored.statistics() == data.statistics()
 

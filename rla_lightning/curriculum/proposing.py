@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Literal
+from typing import Any, Literal
 
 from rla_lightning.algorithm.acceptance import trigger
 from rla_lightning.curriculum.pool import TaskPool, TaskRecord
@@ -46,6 +46,15 @@ class TaskAdapter(ABC):
     def statistics(self) -> dict[str, float]:
         """What is logged about the latest `adapt`, under the same names every time."""
         return {}
+
+    def state(self) -> dict[str, Any]:
+        """What it has learned: primitives, lists, tuples, dicts and tensors; that of the first process is kept."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state()`; raise ConfigError for that of an adapter that learned otherwise."""
+        if state:
+            raise ConfigError("the checkpoint's run trained its rewriter: go on with its own data.adapter")
 
 
 PRIOR_ROLLOUTS = 4.0  # what a prediction of the parent's success counts beside its rollouts

@@ -1,21 +1,23 @@
-"""Rewrites written by a frozen language model: it is asked about every task outside the band, several times each.
+"""Rewrites written by a language model: it is asked about every task outside the band, several times each.
 
 With `model.critiques.writer` rewriter it reads logs of rollouts first and says what was wrong with the task.
 
 What it is asked and how its answers are read is the environment's business (`rewrite_prompt`, `apply_rewrite`). An
-answer that is no valid new task is counted by its reason and proposes nothing.
+answer that is no valid new task is counted by its reason and proposes nothing. The model is frozen, or with an optimizer
+learns from the verdicts on its proposals (`rewriter_training`).
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
 
 from rla_lightning.curriculum.adapters import usable_variants
@@ -23,6 +25,7 @@ from rla_lightning.curriculum.critiques import Writer, joined, total, with_criti
 from rla_lightning.curriculum.pool import TaskPool
 from rla_lightning.curriculum.prediction import PREDICTORS
 from rla_lightning.curriculum.proposing import Predict, ProposingAdapter, Request
+from rla_lightning.curriculum.rewriter_training import Asked, RewriterTraining, RewriterUpdateSettings
 from rla_lightning.distributed import failing_together, from_first, rank
 from rla_lightning.environments.base import Environment
 from rla_lightning.models.language_model import LoadedModel, load_language_model
@@ -49,6 +52,7 @@ COUNTED = (
     "tasks",  # outside the band, in line and with room for a proposal
     "unasked",  # of these: the environment has no question about the task, or it is too long for the context
     "answers",  # = usable + all refusals
+    "tokens",  # of all answers
     "usable",
     *REFUSALS,
     "fallbacks",  # tasks whose candidates came from the environment instead
@@ -57,7 +61,10 @@ COUNTED = (
 
 
 class RewriterAdapter(ProposingAdapter):
-    """Proposes, for each task outside the band, a rewrite by a language model (paper: Qwen3-4B, frozen)."""
+    """Proposes, for each task outside the band, a rewrite by a language model (paper: Qwen3-4B, frozen).
+
+    What a trained one has learned, and what waits for verdicts, is part of the datamodule's state.
+    """
 
     def __init__(
         self,
@@ -77,12 +84,14 @@ class RewriterAdapter(ProposingAdapter):
         offload: bool = True,
         sampler_tokens: int = 32768,
         server: OpenAIServer | None = None,
+        optimizer: OptimizerCallable | None = None,
+        update: RewriterUpdateSettings = RewriterUpdateSettings(),  # noqa: B008 (frozen, so that YAML shows every key)
     ) -> None:
         """Configure who rewrites and when.
 
         Args:
-            model: the rewriter, pretrained; it is never trained. Under several processes only the first one loads it.
-                null: the base that the policy adds its adapters to.
+            model: the rewriter, pretrained. Under several processes only the first one loads it. null: the base that the policy
+                adds its adapters to.
             attempts: answers drawn per task, all in one batch.
             temperature: of the answers, 0 makes all attempts equal.
             top_p: nucleus filter, 1 switches it off.
@@ -101,6 +110,9 @@ class RewriterAdapter(ProposingAdapter):
             offload: keep its weights in the CPU's memory while it is not used; likewise.
             sampler_tokens: most tokens (prompts and answers, padded) decoded in one batch.
             server: that writes in place of this process, which then loads the model's tokenizer only; null: none.
+            optimizer: of the rewriter, which then learns to have its proposals accepted: of its adapters where model.lora is
+                set (recommended), else of all weights, which should be float32 then. null freezes it (paper).
+            update: how it is trained, if it is.
         """
         if ranking not in ("first", *PREDICTORS):
             raise ConfigError(f"the rewriter's ranking must be one of first, {', '.join(PREDICTORS)}, got '{ranking}'")
@@ -108,13 +120,18 @@ class RewriterAdapter(ProposingAdapter):
         if model is not None and model.base != "own":
             raise ConfigError("the rewriter shares the policy's base where its model is null, not where its model.base is policy")
         if model is not None and model.path is None:
-            raise ConfigError("the rewriter is never trained, so it needs a pretrained model: set its model.path, got null")
-        if model is not None and model.lora is not None:
-            raise ConfigError(f"the rewriter is never trained: its model.lora must be null, got {model.lora}")
+            raise ConfigError("the rewriter needs a pretrained model: set its model.path, got null")
+        if optimizer is None and model is not None and model.lora is not None:
+            raise ConfigError(f"the rewriter's optimizer is null, so its model.lora must be null, got {model.lora}")
         if server is not None and model is None:
             raise ConfigError("a server writes the rewrites: the rewriter's model.path must name its tokenizer, got null")
         if model is not None and not model.weights and server is None:
             raise ConfigError("the rewriter's model.weights is false: set its server")
+        if optimizer is not None and (model is None or server is not None):
+            where = "on the policy's base" if model is None else "behind a server"
+            raise ConfigError(f"a rewriter {where} cannot be trained: set its optimizer to null")
+        if optimizer is not None and temperature == 0:
+            raise ConfigError("a trained rewriter needs a temperature above 0: equal answers cannot be compared")
         for name, value in (("attempts", attempts), ("max_new_tokens", max_new_tokens), ("sampler_tokens", sampler_tokens)):
             if value < 1:
                 raise ConfigError(f"the rewriter's {name} must be at least 1, got {value}")
@@ -130,12 +147,15 @@ class RewriterAdapter(ProposingAdapter):
         self.device = _device(device)
         self.offload = offload
         self.sampler_tokens = sampler_tokens
+        self.training = None if optimizer is None else RewriterTraining(optimizer, update, temperature)
         self._loaded: LoadedModel | None = None
         self._counts: Counter[str] = Counter()
         self._critiques = total(())
 
     def statistics(self) -> dict[str, float]:
         counts = {f"rewrite_{name}": float(self._counts[name]) for name in COUNTED}
+        if self.training is not None:
+            counts |= {f"rewrite_{name}": value for name, value in self.training.learned.items()}
         return super().statistics() | counts | {f"critique_{name}": number for name, number in self._critiques.items()}
 
     def check(self, environment: Environment) -> None:
@@ -162,7 +182,23 @@ class RewriterAdapter(ProposingAdapter):
     ) -> None:
         self._counts.clear()
         self._critiques = total(())
+        if self.training is not None:
+            self.training.learn(pool, self._ready, f"{key}/rewriter")
         super().adapt(environment, pool, feedback, predict, key)
+        if self.training is not None:
+            self.training.await_verdicts(pool, self._ready)
+
+    def state(self) -> dict[str, Any]:
+        return super().state() if self.training is None else self.training.state()
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        if self.training is None:
+            super().load_state(state)
+        elif not state:
+            raise ConfigError("the checkpoint's run did not train the rewriter: set data.adapter.init_args.optimizer to null")
+        else:
+            self.training.load_state(state)
+            self._loaded = None  # its weights are those of another run: build it anew
 
     def _requests(self, pool: TaskPool, feedback: Sequence[TaskFeedback], key: str) -> list[Request]:
         """With the model's own critiques of tasks that it will be asked about first, if their logs came with the feedback."""
@@ -207,7 +243,13 @@ class RewriterAdapter(ProposingAdapter):
             completions = answers.get(i) or []
             counts["unasked"] += not completions
             counts["answers"] += len(completions)
-            usable = _read(environment, pool, request.parent.task, completions, counts)
+            counts["tokens"] += sum(len(completion.token_ids) for completion in completions)
+            read = _read(environment, pool, request.parent.task, completions)
+            counts.update(reason for _, reason in read)
+            usable = tuple(task for task, _ in read if task is not None)
+            if self.training is not None and completions:
+                prompt_ids = render(self._load().tokenizer, prompts[i])
+                self.training.asked.append(Asked(request.parent.task.id, prompt_ids, tuple(completions), read))
             if not usable and self.parametric_fallback:
                 usable = usable_variants(environment, pool, request, FALLBACK_VARIANTS, key)
                 counts["fallbacks"] += bool(usable)
@@ -247,6 +289,8 @@ class RewriterAdapter(ProposingAdapter):
         if self._loaded is None:
             assert self.model is not None  # or the policy's base was lent
             self._loaded = self._with_room(load_language_model(self.model, (), "rewriter"))
+            if self.training is not None:
+                self.training.attach(self._loaded, self.model.compile)
         return self._loaded
 
     def _with_room(self, loaded: LoadedModel) -> LoadedModel:
@@ -256,6 +300,9 @@ class RewriterAdapter(ProposingAdapter):
                 f"in its context of {loaded.context_length} tokens"
             )
         return loaded
+
+    def _ready(self) -> AbstractContextManager[None]:
+        return self._placed(self._load())
 
     @contextmanager
     def _placed(self, loaded: LoadedModel) -> Iterator[None]:
@@ -293,18 +340,19 @@ def _question(environment: Environment, request: Request) -> str | None:
 
 
 def _read(
-    environment: Environment, pool: TaskPool, parent: Task, completions: Sequence[Completion], counts: Counter[str]
-) -> tuple[Task, ...]:
-    """The usable tasks among the answers, in their order; what becomes of each answer is added to the counts."""
-    usable: dict[str, Task] = {}
+    environment: Environment, pool: TaskPool, parent: Task, completions: Sequence[Completion]
+) -> tuple[tuple[Task | None, str], ...]:
+    """Of each answer the task that it stands for, if it can be used, and what becomes of it."""
+    usable: set[str] = set()
+    read: list[tuple[Task | None, str]] = []
     for completion in completions:
         task, reason = _judge(environment, pool, parent, completion)
         if task is not None and task.id in usable:
             task, reason = None, "repeated"
         if task is not None:
-            usable[task.id] = task
-        counts[reason] += 1
-    return tuple(usable.values())
+            usable.add(task.id)
+        read.append((task, reason))
+    return tuple(read)
 
 
 def _judge(environment: Environment, pool: TaskPool, parent: Task, completion: Completion) -> tuple[Task | None, str]:

@@ -27,7 +27,7 @@ from rla_lightning.types import Completion, ConfigError, Direction, EpisodeLog, 
 
 OBJECTS, PLACES = ("apple", "bowl", "cup", "dish"), ("desk", "shelf", "table")
 REASONS = ("usable", "truncated", "refused", "unchanged", "known", "invalid", "resembling", "repeated", "failed")
-COUNTS = ("tasks", "unasked", "answers", "fallbacks", "without", *REASONS)
+COUNTS = ("tasks", "unasked", "answers", "tokens", "fallbacks", "without", *REASONS)
 CRITIQUE_COUNTS = ("written", "fallbacks", "unasked", "empty", "truncated", "tokens")
 NONE_COUNTED = {f"rewrite_{name}": 0.0 for name in COUNTS} | {f"critique_{name}": 0.0 for name in CRITIQUE_COUNTS}
 
@@ -618,6 +618,7 @@ def test_a_server_writes_in_place_of_a_model(folder: Path, completions_server) -
     adapter = rewriter(folder, server=OpenAIServer(url, "writer"))
     proposals, counts = written(adapter, "k")
     assert len(asked) == counts["rewrite_answers"] == 3 * 8
+    assert counts["rewrite_tokens"] >= 3 * 8 * 2  # a letter and a digit
     assert proposals
     assert all(": z-" in proposal for proposal in proposals)
     assert all("[user] cup-" in body["prompt"] for body in asked)
