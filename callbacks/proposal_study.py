@@ -15,9 +15,11 @@ from rich.table import Table
 
 from rla_lightning.algorithm.acceptance import trigger
 from rla_lightning.curriculum.adapters import ParametricAdapter, usable_variants
+from rla_lightning.curriculum.pool import TaskPool
 from rla_lightning.curriculum.proposing import Request, Rewrite
 from rla_lightning.datamodule import EnvironmentDataModule
-from rla_lightning.distributed import failing_together, share, unshare
+from rla_lightning.distributed import failing_together, from_first, rank, share, unshare
+from rla_lightning.environments.base import Environment
 from rla_lightning.module import ClosedLoop
 from rla_lightning.types import ConfigError, Direction, Task
 
@@ -111,13 +113,10 @@ class ProposalStudy(L.Callback):
         environment, pool = datamodule.environment, datamodule.pool
         key = f"{pl_module.seed}/proposal study/{datamodule.epoch}"
         rewrites: list[Rewrite] = []
-        for task in Random(key).sample(pool.slots, len(pool.slots)):
-            record = pool.record(task.id)
-            direction = None if record.rollouts == 0 else trigger(record.successes, record.rollouts, self.low, self.high)
-            if direction is not None and len(rewrites) < self.parents:
-                request = Request(record, direction, critique="", is_control=False)
-                candidates = usable_variants(environment, pool, request, self.candidates, key)
-                rewrites += [Rewrite(request, candidates)] if candidates else []
+        with failing_together():
+            if rank() == 0:  # validating may run programs, and a clock must not part the processes
+                rewrites = self._rewrites(environment, pool, key)
+        rewrites = from_first(rewrites)
         picked = {way: self._picked(pl_module, datamodule, way, rewrites) for way in self.ways}
         tasks = {rewrite.request.parent.task.id: rewrite.request.parent.task for rewrite in rewrites}
         tasks |= {task.id: task for choices in picked.values() for task, _ in choices if task is not None}
@@ -130,10 +129,24 @@ class ProposalStudy(L.Callback):
                     direction = rewrite.request.direction
                     yield Chosen(datamodule.epoch, way, direction, parent.id, *rates, predicted, self.low, self.high)
 
+    def _rewrites(self, environment: Environment, pool: TaskPool, key: str) -> list[Rewrite]:
+        """Tasks of the pool outside the band, with what they could become."""
+        rewrites: list[Rewrite] = []
+        for task in Random(key).sample(pool.slots, len(pool.slots)):
+            record = pool.record(task.id)
+            direction = None if record.rollouts == 0 else trigger(record.successes, record.rollouts, self.low, self.high)
+            if direction is not None and len(rewrites) < self.parents:
+                request = Request(record, direction, critique="", is_control=False)
+                candidates = usable_variants(environment, pool, request, self.candidates, key)
+                rewrites += [Rewrite(request, candidates)] if candidates else []
+        return rewrites
+
     def _picked(
         self, pl_module: ClosedLoop, datamodule: EnvironmentDataModule, way: str, rewrites: Sequence[Rewrite]
     ) -> list[tuple[Task | None, float | None]]:
-        ranked = self.ways[way].ranked(datamodule.environment, datamodule.pool, rewrites, pl_module.players.predict)
+        ranked = self.ways[way].ranked(
+            datamodule.environment, datamodule.pool, rewrites, lambda tasks: from_first(pl_module.players.predict(tasks))
+        )
         return [candidates[0] if candidates else (None, None) for candidates in ranked]
 
     def _success(self, pl_module: ClosedLoop, tasks: Sequence[Task], key: str) -> dict[str, float]:

@@ -111,6 +111,8 @@ class WarmStart(L.Callback):
             low if self.difficulty_low is None else self.difficulty_low,
             high if self.difficulty_high is None else self.difficulty_high,
         )
+        if difficulty[0] > difficulty[1]:
+            raise ConfigError(f"WarmStart's difficulties end up as {difficulty[0]} to {difficulty[1]}: give both ends")
         lessons = self.lessons(pl_module.players, difficulty, datamodule.pool.held_out, pl_module.seed)
         for name, samples, updates in (
             ("policy", lessons.policy, self.policy_updates),

@@ -212,6 +212,10 @@ class EnvironmentDataModule(L.LightningDataModule):
     def _check_pool_size(self, size: int) -> None:
         drawn = self.tasks_per_iteration
         require(
+            drawn >= 2 or self.adapter is None,
+            f"data.tasks_per_iteration must be at least 2 with an adapter, got {drawn}: proposals are tried with their parents",
+        )
+        require(
             size >= 2 * drawn or (self.adapter is None and size >= drawn),
             f"data.pool_size {size} is too small for data.tasks_per_iteration {drawn}: parents of pending "
             "proposals are not drawn, so an adapter needs twice as many slots",

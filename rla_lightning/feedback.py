@@ -37,7 +37,10 @@ def decide(proposals: Sequence[Proposal], groups: Sequence[RolloutGroup], settin
     """
     counts = {group.task.id: (group.successes, group.rollouts) for group in groups}
     return {
-        proposal.task.id: decide_one(proposal, *counts[proposal.task.id], counts.get(proposal.parent_id), settings)
+        proposal.task.id: replace(
+            decide_one(proposal, *counts[proposal.task.id], counts.get(proposal.parent_id), settings),
+            is_control=proposal.is_control,
+        )
         for proposal in proposals
     }
 
@@ -67,6 +70,8 @@ def decide_one(
         return Decision(verdict, before, Trial(successes, rollouts, proposal.parent_successes, proposal.parent_rollouts, 1))
     rule = partial(posterior, low=settings.low, high=settings.high, level=settings.level, futility=settings.futility)
     if proposal.trial is None:
+        if rollouts == 0:
+            return Decision("REJECT", "no rollouts")
         verdict = rule(direction, *parent_counts, successes, rollouts)
         return Decision("REJECT", before) if verdict == "REJECT" else Decision("UNDECIDED", f"passed: {before}", Trial())
     parent_successes, parent_rollouts = parent or (0, 0)
@@ -86,7 +91,11 @@ def decide_one(
 
 def is_trained_on(decision: Decision | None, settings: AcceptanceSettings) -> bool:
     """Whether the policy and the reward model learn from a task's rollouts; None: an active task."""
-    return decision is None or decision.verdict == "ACCEPT" or settings.train_on == "all"
+    return decision is None or _becomes_active(decision) or settings.train_on == "all"
+
+
+def _becomes_active(decision: Decision) -> bool:
+    return decision.verdict == "ACCEPT" and not decision.is_control
 
 
 def task_feedback(
@@ -125,8 +134,8 @@ def _logs(
     group: RolloutGroup, decision: Decision | None, settings: AcceptanceSettings, critiques: CritiqueSettings
 ) -> tuple[EpisodeLog, ...]:
     """Of a task that may be rewritten now."""
-    may_be_active = decision is None or decision.verdict == "ACCEPT"
-    if critiques.writer == "template" or not may_be_active or group.rollouts == 0:
+    may_be_rewritten = decision is None or _becomes_active(decision)
+    if critiques.writer == "template" or not may_be_rewritten or group.rollouts == 0:
         return ()
     direction = trigger(group.successes, group.rollouts, settings.low, settings.high)
     return () if direction is None else episode_logs(group, critiques.max_rollouts, direction == "harder")
@@ -154,7 +163,8 @@ def criticise(
 
     Every rank gives the same feedback and gets the same; each writes its share.
     """
-    replaced = {item.task.parent_id for item in feedback if item.verdict in ("ACCEPT", "UNDECIDED")}  # or has a child on trial
+    decided = [(item.task.parent_id, item.decision) for item in feedback if item.decision is not None]
+    replaced = {parent for parent, decision in decided if decision.verdict == "UNDECIDED" or _becomes_active(decision)}
     chosen = [item for item in feedback if item.logs and item.task.id not in replaced]
     params = replace(players.settings.judge_sampling, max_new_tokens=settings.max_new_tokens)
 

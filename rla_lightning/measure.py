@@ -116,7 +116,7 @@ def precision_metrics(votes: Sequence[TaskVotes]) -> dict[str, float]:
 
 
 def iteration_metrics(groups: Sequence[RolloutGroup], values: Sequence[GroupValues], active: int) -> dict[str, float]:
-    """What one iteration saw; success and turns of the `active` first groups, so that proposals do not colour them."""
+    """What one iteration saw; success and turns of the `active` first groups, which proposals and their parents do not colour."""
     shown = measure(groups, values, torch.device("cpu"), over_ranks=False)
     if active:
         rollouts = RolloutMetrics(sync_on_compute=False)

@@ -191,7 +191,7 @@ class ClosedLoop(L.LightningModule):
             updates |= self._update_reward_model(kept, credit, key)
             updates |= self._update_critic(groups, key)  # all: accepted proposals alone are selected by their outcomes
         self.iteration += 1
-        metrics = iteration_metrics(groups, values, len(batch.active)) | learning_signal(kept) | written | updates
+        metrics = iteration_metrics(groups, values, batch.drawn) | learning_signal(kept) | written | updates
         self._finish_iteration(metrics, feedback)
         return {"result": iteration_result(int(self.iteration), feedback, groups, credits, values, metrics)}
 

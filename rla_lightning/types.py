@@ -79,8 +79,13 @@ class Proposal:
 class TaskBatch:
     """What one training iteration rolls out: |active| + |proposals| is constant."""
 
-    active: tuple[Task, ...]  # the parents of proposals on trial come first
+    active: tuple[Task, ...]  # drawn at random, then the parents of proposals on trial
     proposals: tuple[Proposal, ...] = ()
+
+    @property
+    def drawn(self) -> int:
+        """How many active tasks were drawn at random: parents on trial were chosen for being too hard or too easy."""
+        return len(self.active) - sum(proposal.trial is not None for proposal in self.proposals)
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -289,6 +294,7 @@ class Decision:
     verdict: Verdict
     reason: str
     trial: Trial | None = None  # how it goes on, or what the verdict is based on
+    is_control: bool = False  # accepting it replaces nothing
 
 
 @dataclass(frozen=True)

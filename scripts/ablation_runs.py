@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
@@ -230,6 +231,7 @@ class Sitting:
             print(f"still running after {PATIENCE:.0f} s, killed", flush=True)
         finally:
             for process in self.running.values():
-                process.kill()
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # with what it started
                 process.wait()
             self.running.clear()

@@ -18,6 +18,9 @@ from rla_lightning.types import ConfigError
 
 Settings = dict[str, Any]  # all of a run's, as --print_config and config.yaml have them
 NOT_COMPARED = ("seed_everything", "experiment", "runs", "ckpt_path", "weights_only")  # who a run is and how it was started
+WHOLE_RUNS: dict[str, tuple[object, ...]] = {  # trainer settings that play every epoch
+    "max_steps": (-1,), "max_time": (None,), "limit_train_batches": (None, 1, 1.0), "fast_dev_run": (False,)
+}  # fmt: skip
 KINDS = ("before", "after", "gain", "summary", "mean", "last")
 MEASURES = {  # label in the table: kind of number, metric; * stands for whatever a run has there
     "success in domain, before": "before:in_domain/rollout/success_rate",
@@ -182,7 +185,7 @@ def _numbers(name: str, given: object) -> tuple[int, ...]:
 def resolve(study: Study) -> dict[str, Settings]:
     """The settings of every variant, parsed as a run parses them; refuses what cannot be compared."""
     settings = {variant.name: _printed(variant.name, study.arguments(variant, study.seeds[0])) for variant in study.variants}
-    rollouts = {name: _rollouts(found) for name, found in settings.items()}
+    rollouts = {name: _rollouts(name, found) for name, found in settings.items()}
     for (name, number), (other, others) in pairwise(rollouts.items()):
         if number != others and not study.unequal_rollouts:
             raise ConfigError(
@@ -205,8 +208,13 @@ def _printed(name: str, arguments: Sequence[str]) -> Settings:
     return found
 
 
-def _rollouts(settings: Settings) -> int:
+def _rollouts(name: str, settings: Settings) -> int:
     data, rollout, trainer = settings["data"], settings["model"]["rollout"], settings["trainer"]
+    if trainer["max_epochs"] is None or trainer["max_epochs"] < 1:
+        raise ConfigError(f"variant {name!r}: trainer.max_epochs must be at least 1, got {trainer['max_epochs']}")
+    for key, whole in WHOLE_RUNS.items():
+        if trainer[key] not in whole:
+            raise ConfigError(f"variant {name!r}: trainer.{key} must be {whole[0]}, as it cuts runs short, got {trainer[key]}")
     return int(data["tasks_per_iteration"] * rollout["group_size"] * trainer["max_epochs"])
 
 

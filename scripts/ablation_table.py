@@ -134,7 +134,7 @@ def _statistics(column: Mapping[int, float]) -> dict[str, float]:
 
 
 def _rows(columns: Mapping[str, Mapping[str, Mapping[int, float]]], labels: Sequence[str]) -> list[str]:
-    seeds = {name: ", ".join(map(str, next(iter(column.values())))) for name, column in columns.items()}
+    seeds = {name: ", ".join(map(str, next(iter(column.values()), ()))) for name, column in columns.items()}
     lines = ["| | " + " | ".join(f"{name} (seeds {seeds[name]})" for name in columns) + " |", "|---" * (len(columns) + 1) + "|"]
     for label in labels:
         if any(_defined(column[label]) for column in columns.values()):

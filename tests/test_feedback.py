@@ -62,7 +62,8 @@ def test_first_rollouts_can_only_reject():
     assert (reject.verdict, reject.reason, reject.trial) == ("REJECT", "0/8 against the 0/8 that asked for it", None)
     passed = decide([proposal_of("easier", (0, 8))], [rolled(4, 4)], settings)["child"]  # as clear as can be
     assert (passed.verdict, passed.trial) == ("UNDECIDED", Trial())
-    assert decide([proposal_of("easier", (0, 8))], [rolled(0, 0)], settings)["child"].verdict == "UNDECIDED"
+    failed = decide([proposal_of("easier", (0, 8))], [rolled(0, 0)], settings)["child"]
+    assert (failed.verdict, failed.reason) == ("REJECT", "no rollouts")
 
 
 def test_a_trial_compares_rollouts_of_the_same_iterations():
@@ -92,6 +93,8 @@ def test_each_proposal_is_decided_by_its_own_group():
 
 def test_what_is_trained_on():
     accept, reject = Decision("ACCEPT", ""), Decision("REJECT", "")
+    wrongly = Decision("ACCEPT", "", is_control=True)
+    assert not is_trained_on(wrongly, AcceptanceSettings(train_on="accepted"))
     paper, everything = AcceptanceSettings(train_on="accepted"), AcceptanceSettings(train_on="all")
     assert [is_trained_on(decision, paper) for decision in (None, accept, reject)] == [True, True, False]
     assert [is_trained_on(decision, everything) for decision in (None, accept, reject)] == [True, True, True]

@@ -80,7 +80,7 @@ class ParametricAdapter(ProposingAdapter):
         candidates: list[tuple[Task, ...]] = []
         with failing_together():
             if rank() == 0:  # validating may run programs, and a clock must not part the processes' pools
-                near_root = self.pull == "root"
+                near_root = self.pull == "root" and self.predictor is not None  # else nobody would sort out wrong directions
                 candidates = [usable_variants(environment, pool, r, self.candidates, key, near_root) for r in requests]
         return from_first(candidates)
 
@@ -189,8 +189,13 @@ def _redrawn(environment: Environment, pool: TaskPool, tasks: Sequence[Task], ke
     for task in tasks:
         if not pool.is_active(task.id) or pool.has_pending_child(task.id):
             continue
-        other = environment.redraw(task, Random(f"{key}/{task.id}"))
-        if other is not None and other.id not in taken and environment.validate(other) is None:
+        try:
+            other = environment.redraw(task, Random(f"{key}/{task.id}"))
+            is_usable = other is not None and other.id not in taken and environment.validate(other) is None
+        except Exception as error:  # of somebody's environment: the task stays as it is, the run goes on
+            logger.warning("task %s could not be redrawn: %s: %s", task.id, type(error).__name__, error)
+            continue
+        if other is not None and is_usable:
             redrawn.append(replace(other, root_id=task.root_id, parent_id=task.id, version=task.version))
             taken.add(other.id)
     return redrawn

@@ -15,7 +15,9 @@ from rla_lightning.types import EpisodeLog, TaskFeedback, TrajectoryStop
 MAX_SENTENCES = 2
 MAX_CHARACTERS = 600
 SHORTEST_TURN = 16  # characters that a turn is cut to at most
-MARK = re.compile(r"</?[^<>\s]{1,40}>|\[/?INST\]")  # tokens of some chat template, which the next prompt must not hold
+MARK = re.compile(
+    r"</?[^<>\s]{1,40}>|\[/?[A-Z][A-Z_]{2,30}\]"
+)  # tokens of some chat template, which the next prompt must not hold
 LIST_MARK = re.compile(r"^\s*(?:\d+[.)]|[-*•])\s+", re.MULTILINE)
 SENTENCE_END = re.compile(r"(?:(?<=[.!?])|(?<=[.!?][\"')\]]))\s+(?=[^a-z])")
 ONLY = "Answer with these sentences only."
@@ -83,7 +85,7 @@ def fitted(question: Question, tokenizer: PreTrainedTokenizerBase, room: int) ->
     """
 
     def prompt(kept: int, characters: int | None = None) -> tuple[int, ...]:
-        log = [_shortened(turn, characters) for turn in _without_middle(question.log, kept)]
+        log = [_shortened(MARK.sub(" ", turn), characters) for turn in _without_middle(question.log, kept)]
         return render(tokenizer, "\n\n".join((question.before, "\n".join(log), question.after)))
 
     number, ends = len(question.log), min(2, len(question.log))

@@ -184,8 +184,8 @@ class TaskPool:
     def draw(self, tasks_per_iteration: int, key: str, choice: TaskChoice = "uniform") -> TaskBatch:
         """The tasks of one iteration: pending proposals first, the rest sampled from the free slots.
 
-        A proposal on trial brings its parent along; other parents of pending proposals are not drawn (paper section 3). As
-        no slot has two pending proposals, `tasks_per_iteration <= len(slots) / 2` is enough for every draw to succeed.
+        A proposal on trial brings its parent along; other parents of pending proposals are drawn only where there are no other
+        slots (paper section 3: never). Of `2 <= tasks_per_iteration <= len(slots)` every draw succeeds, and none starves.
 
         Args:
             tasks_per_iteration: how many there are.
@@ -208,15 +208,15 @@ class TaskPool:
         taken = {proposal.parent_id for proposal in self.pending}
         free = [task for task in self.slots if task.id not in taken]
         wanted = tasks_per_iteration - len(proposals) - len(parents)
+        if wanted > len(free):
+            free = [task for task in self.slots if task not in parents]
         if choice == "uniform":
             chosen = Random(key).sample(free, wanted)
         else:
-            if wanted > len(free):
-                raise ValueError(f"{wanted} tasks are wanted of {len(free)} free slots")
             rng = Random(key)  # the largest u^(1/w) are a weighted sample without replacement (Efraimidis, Spirakis 2006)
             ranks = {task.id: rng.random() ** (1.0 / self._judge_error_weight(task.id)) for task in free}
             chosen = sorted(free, key=lambda task: -ranks[task.id])[:wanted]
-        return TaskBatch(active=(*parents, *chosen), proposals=tuple(proposals))
+        return TaskBatch(active=(*chosen, *parents), proposals=tuple(proposals))
 
     def _judge_error_weight(self, task_id: str) -> float:
         record = self._records[task_id]

@@ -49,8 +49,9 @@ class KnobRegression:
         knobs = [environment.knobs(task) for task in tasks]
         self._names = sorted({name for values in knobs for name in values})
         columns = {name: np.array([values[name] for values in knobs if name in values]) for name in self._names}
-        self._center = {name: float(column.mean()) for name, column in columns.items()}
-        self._scale = {name: float(column.std()) or 1.0 for name, column in columns.items()}
+        varying = {name: bool(np.ptp(column) > 0) for name, column in columns.items()}  # the deviation of equal floats is not 0
+        self._center = {name: float(column.mean() if varying[name] else column[0]) for name, column in columns.items()}
+        self._scale = {name: float(column.std()) if varying[name] else 1.0 for name, column in columns.items()}
         weights = np.array([0.5 ** ((epoch - 1 - seen.epoch) / HALF_LIFE) for seen in sightings])
         successes = np.array([seen.successes for seen in sightings], dtype=float)
         rollouts = np.array([seen.rollouts for seen in sightings], dtype=float)
@@ -67,6 +68,9 @@ class KnobRegression:
         rows = []
         for task, value in zip(tasks, critic_values, strict=True):
             knobs = self._environment.knobs(task)
+            odd = next((name for name in knobs if not math.isfinite(knobs[name])), None)
+            if odd is not None:
+                raise ValueError(f"knob '{odd}' of task '{task.id}' must be finite, got {knobs[odd]}")
             row = [float(task.kind == kind) for kind in self._kinds]
             row += [(knobs.get(name, self._center[name]) - self._center[name]) / self._scale[name] for name in self._names]
             if self._uses_critic:

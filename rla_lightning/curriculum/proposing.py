@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from random import Random
 from typing import Any, Literal
 
@@ -201,12 +202,12 @@ class ProposingAdapter(TaskAdapter):
 
     def _fresh_slots(self, pool: TaskPool) -> frozenset[str]:
         """Active tasks that are never rewritten: those of the first slots, which have no order of their own."""
-        return frozenset(task.id for task in pool.slots[: round(self.fresh_share * len(pool.slots))])
+        return frozenset(task.id for task in pool.slots[: ceil(self.fresh_share * len(pool.slots))])
 
     def _refresh(self, environment: Environment, pool: TaskPool, feedback: Sequence[TaskFeedback], key: str) -> None:
         """Fresh slots whose task was rolled out get another one."""
         fresh = self._fresh_slots(pool)
-        leaving = [item.task.id for item in feedback if item.task.id in fresh]
+        leaving = [item.task.id for item in feedback if item.task.id in fresh and not pool.has_pending_child(item.task.id)]
         replace_by_fresh(environment, pool, leaving, f"{key}/fresh")
 
     def _rewrites(self, environment: Environment, pool: TaskPool, feedback: Sequence[TaskFeedback], key: str) -> list[Rewrite]:

@@ -513,3 +513,23 @@ def test_redraw_leaves_parents_of_proposals_alone() -> None:
     assert pool.slots[0] not in tasks
     assert pool.slots[1] == tasks[1]
     assert pool.pending[0].parent_id == tasks[1].id
+
+
+def test_a_task_that_cannot_be_redrawn_stays_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Redrawing):
+        def redraw(self, task, rng):
+            raise OSError("no paper")
+
+    pool = TaskPool([make(50)])
+    SameKnobs().adapt(Broken(), pool, booked(pool, TaskFeedback(make(50), 4, 8, None)), constant, "k")
+    assert pool.slots == (make(50),)
+    assert "task ladder-50-0 could not be redrawn: OSError: no paper" in caplog.text
+
+
+def test_random_proposals_are_drawn_from_variants_in_the_asked_direction() -> None:
+    root, easy = make(80), make(20, parent=make(80))
+    pool = TaskPool([root, make(50)])
+    pool.replace_slots([root.id], [easy])
+    feedback = booked(pool, TaskFeedback(easy, 8, 8, None))
+    ParametricAdapter(ranking="random", control_share=0.0).adapt(Ladder(), pool, feedback, constant, "k")
+    assert pool.pending[0].task.spec["level"] <= 50  # at most 30 above 20; variants of the root are at 50 and more

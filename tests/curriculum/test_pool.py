@@ -172,7 +172,7 @@ def test_a_proposal_on_trial_brings_its_parent_along() -> None:
     pool.book([rolled(A1, 7, "UNDECIDED", Trial()), rolled(B1, 0, "REJECT")])
     batch = pool.draw(4, "k")  # a1 with a, and two of the three free slots
     assert [p.task.id for p in batch.proposals] == ["a1"]
-    assert batch.active[0].id == "a"
+    assert (batch.active[-1].id, batch.drawn) == ("a", 2)
     assert len({t.id for t in batch.active} & {"b", "c", "d"}) == 2
     assert names(pool.draw(2, "k").active) == ["a"]
     assert pool.draw(1, "k").proposals == ()  # no room for both: neither is drawn
@@ -295,3 +295,17 @@ def test_state_is_a_snapshot() -> None:
     pool.book([rolled(A1, 4, "ACCEPT")])
     assert state["slots"] == ["a", "b", "c", "d"]
     assert TaskPool.from_state(state).record("a1").verdict is None
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_every_draw_succeeds_whatever_is_pending(number: int) -> None:
+    tasks = [task(f"t{i}") for i in range(number)]
+    pool = TaskPool(tasks)
+    pool.book([TaskFeedback(t, 0, 8, None) for t in tasks])
+    for parent in tasks:  # every slot has a pending proposal, none of them gets on
+        assert pool.propose(Proposal(task(f"{parent.id}/child", parent), "easier", parent.id, 0, 8))
+    pool.book([rolled(proposal.task, 4, "UNDECIDED", Trial()) for proposal in pool.pending])
+    batch = pool.draw(number, "k")
+    assert len(batch.tasks) == len({t.id for t in batch.tasks}) == number
+    assert len(batch.proposals) == 1  # with its parent
+    assert batch.proposals[0].parent_id in {t.id for t in batch.active}

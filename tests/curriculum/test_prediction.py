@@ -105,3 +105,21 @@ def test_predictors_are_measured_on_later_rollouts_only():
 def test_log_odds_are_bounded():
     assert log_odds(0.5) == 0.0
     assert -log_odds(1.0) == pytest.approx(log_odds(0.0)) == pytest.approx(np.log(1 / 99))
+
+
+def test_a_knob_that_is_the_same_everywhere_says_nothing():
+    tasks = [make(f"{i}", locks=0.1) for i in range(24)]  # whose deviation is 1e-17, not 0
+    for won in (2, 6):
+        pool = TaskPool(tasks)
+        pool.book([TaskFeedback(task, won, 8, 0.5) for task in tasks])
+        predicted = fitted(Doors(), pool, 1, uses_critic=False).predict(
+            [make("a", locks=0.05), make("b", locks=0.15)], [None] * 2
+        )
+        assert predicted == pytest.approx([won / 8] * 2, abs=0.02)
+
+
+def test_a_knob_that_is_no_number_is_named():
+    pool = TaskPool([make("a", locks=math.nan)])
+    pool.book([TaskFeedback(make("a", locks=math.nan), 2, 8, 0.5)])
+    with pytest.raises(ValueError, match="knob 'locks' of task 'a' must be finite, got nan"):
+        fitted(Doors(), pool, 1, uses_critic=False)

@@ -347,3 +347,29 @@ def test_the_observation_is_complete(sums: ReasoningGymEnvironment) -> None:
     observation = sums.start(sum_task(sums, "3 + 444 =", "447")).observation
     asked = "Your action is the answer alone, in the form that the question asks for."
     assert observation == Observation(f"3 + 444 =\n\n{asked}")
+
+
+@pytest.mark.parametrize(
+    ("family", "answer"),
+    [
+        ("coin_flip", "1e999999999"),  # ten to that power
+        ("coin_flip", "1/" + "9" * 5000),
+        ("propositional_logic", "∨".join("abcdefghijklmnopqrstuvwxyz")),  # 2^26 assignments
+        ("propositional_logic", "∨".join(f"P{'Q' * n}" for n in range(26))),
+        ("spell_backward", "a" * 50_000),
+    ],
+)
+def test_answers_that_would_take_for_ever_lose_at_once(family, answer):
+    environment = ReasoningGymEnvironment([family])
+    episode = environment.start(environment.sample(Random(0), 0.5))
+    assert episode.step(answer).outcome == LOST
+
+
+@pytest.mark.parametrize("difficulty", [0.0, 0.5, 1.0])
+def test_probabilities_of_coins_are_readable_at_every_level(difficulty):
+    environment = ReasoningGymEnvironment(["coin_flip"])
+    for index in range(30):
+        task = environment.sample(Random(index), difficulty)
+        assert environment.validate(task) is None
+        expert = environment.expert(environment.start(task), Random(0))
+        assert environment.start(task).step(expert.action).outcome == WON

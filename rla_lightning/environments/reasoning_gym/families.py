@@ -35,16 +35,20 @@ REFUSED = {
     "intermediate_integration": _EVALUATES,
     "polynomial_multiplication": _EVALUATES,
 }
-# Their scorers, too, run the answer as a program, but right ones need no more than this: no names, no powers.
+# Their scorers, too, run the answer as a program, or take unbounded time for some; right answers need no more than this: no
+# names, no powers, no large exponents, no variables but single capitals, of which the library takes its own only.
 _ARITHMETIC, _MATRIX = re.compile(r"(?!.*\*\*)[\d\s+\-*/()]{1,400}", re.DOTALL), re.compile(r"[\d\s,\[\]\-]*")
 HARMLESS = {
     "binary_matrix": _MATRIX,
+    "coin_flip": re.compile(r"\s*-?\d{1,12}(\.\d{1,30}(e-\d{1,2})?|/\d{1,12})?\s*"),
     "countdown": _ARITHMETIC,
     "n_queens": re.compile(r"[Q_\s,\[\]'\"]*"),
+    "propositional_logic": re.compile(r"(?!.*[A-Z]{2})[A-Z\s()¬∧∨→↔]{1,400}", re.DOTALL),
     "puzzle24": _ARITHMETIC,
     "spiral_matrix": _MATRIX,
     "string_insertion": re.compile(r"[A-E\s,\[\]'\"]*"),
 }
+LONGEST_ANSWER = 20_000  # characters
 HASH_DEPENDENT = ("isomorphic_strings", "ransom_note")
 
 
@@ -131,7 +135,7 @@ def draw_item(family: str, levels: Levels, seed: int) -> Item:
 def score(family: str, levels: Levels, item: Item, answer: str) -> float:
     """The library's score of an answer; 0 where its scorer fails on the text, as several do, or would run it."""
     harmless = HARMLESS.get(family)
-    if harmless is not None and not harmless.fullmatch(answer):
+    if len(answer) > LONGEST_ANSWER or (harmless is not None and not harmless.fullmatch(answer)):
         return 0.0
     try:
         return float(_dataset(family, levels).score_answer(answer, item.entry()))
