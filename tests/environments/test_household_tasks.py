@@ -131,11 +131,54 @@ def test_rewrites_move_difficulty_in_their_direction():
     assert mean(change["easier"]) < -0.03
 
 
+def test_rewrites_are_of_all_sizes():
+    environment = HouseholdEnvironment(max_receptacles=12)
+    for index in range(10):
+        parent = environment.sample(Random(index), 0.95)
+        found = sorted(child.difficulty for child in environment.vary(parent, "easier", Random(index), 32))
+        assert found[0] < 0.35
+        assert found[-1] > parent.difficulty - 0.25
+        assert sum(0.35 < difficulty < 0.7 for difficulty in found) >= 4  # and in between
+
+
+def test_what_rewrites_may_change_besides_the_difficulty():
+    fixed, layout = HouseholdEnvironment(changes=()), HouseholdEnvironment(changes=("layout",))
+    for index in range(10):
+        parent = sample(index)
+        for environment in (fixed, layout):
+            assert {pair(child) for child in environment.vary(parent, "harder", Random(index), 10)} == {pair(parent)}
+    with pytest.raises(ConfigError, match="unknown change 'kind'; known are layout, goal"):
+        HouseholdEnvironment(changes=("kind",))
+    with pytest.raises(ConfigError, match="turns must be from 1 to 30 or null, got 31"):
+        HouseholdEnvironment(turns=31)
+    with pytest.raises(ConfigError, match="max_edits must be at least 1, got 0"):
+        HouseholdEnvironment(max_edits=0)
+
+
+def test_a_redrawn_task_has_the_same_knobs_and_another_scene():
+    for index in range(20):
+        task = sample(index)
+        other = ENVIRONMENT.redraw(task, Random(index))
+        assert ENVIRONMENT.validate(other) is None
+        assert ENVIRONMENT.knobs(other) == ENVIRONMENT.knobs(task)
+        assert (other.kind, other.difficulty) == (task.kind, task.difficulty)
+        assert other.id != task.id
+        assert {**other.spec, "seed": 0} != {**task.spec, "seed": 0}
+        assert ENVIRONMENT.redraw(task, Random(index)) == other
+
+
+def test_a_fixed_turn_limit_leaves_less_time_in_larger_rooms():
+    environment = HouseholdEnvironment(turns=14, max_receptacles=12)
+    tasks = [environment.sample(Random(index), difficulty) for index in range(20) for difficulty in (0.0, 1.0)]
+    assert {task.spec["max_turns"] for task in tasks if environment.validate(task) is None} == {14}
+
+
 def test_rewriting_leaves_the_parent_alone_and_can_go_on_for_generations():
     task = sample(8, 0.2)
+    small_steps = HouseholdEnvironment(max_edits=3)
     for generation in range(1, 31):
         before = json.dumps(task.spec, sort_keys=True)
-        child = ENVIRONMENT.vary(task, "harder" if generation % 10 < 5 else "easier", Random(generation), 1)[0]
+        child = small_steps.vary(task, "harder" if generation % 10 < 5 else "easier", Random(generation), 1)[0]
         assert json.dumps(task.spec, sort_keys=True) == before
         assert child.version == generation
         task = child

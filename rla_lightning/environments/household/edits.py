@@ -221,10 +221,9 @@ def _after(spec: Spec, edit: Edit, rng: Random, limits: Limits) -> Spec | None:
 def edited(
     spec: Mapping[str, Any], direction: Direction, rng: Random, limits: Limits, max_edits: int, changes: Sequence[Change]
 ) -> Spec | None:
-    """The spec after 1 to `max_edits` edits, the first of them in the direction; None when none in the direction applies.
+    """The spec after 1 to `max_edits` edits in the direction, every other time with one of the given changes on top.
 
-    Three in four of the others point the same way, as one edit alone rarely moves success far enough; the rest make the
-    given changes.
+    None when no edit in the direction applies. How far success moves is for a predictor to choose: the steps are of all sizes.
     """
     directed = list(DIRECTED[direction])
     rng.shuffle(directed)
@@ -232,8 +231,9 @@ def edited(
     changed = next((trial for trial in trials if trial is not None), None)
     if changed is None:
         return None
-    neutral = [edit for change in changes for edit in NEUTRAL[change]]
     for _ in range(rng.randrange(max_edits)):
-        edit = rng.choice(neutral if neutral and rng.random() < 0.25 else DIRECTED[direction])
-        changed = _after(changed, edit, rng, limits) or changed
+        changed = _after(changed, rng.choice(directed), rng, limits) or changed
+    neutral = [edit for change in changes for edit in NEUTRAL[change]]
+    if neutral and rng.random() < 0.5:
+        changed = _after(changed, rng.choice(neutral), rng, limits) or changed
     return changed

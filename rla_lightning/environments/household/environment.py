@@ -74,7 +74,7 @@ class HouseholdEnvironment(Environment):
         max_noise: float = 0.3,
         turn_slack: float = 1.8,
         turns: int | None = None,
-        max_edits: int = 8,
+        max_edits: int = 60,
         changes: Sequence[Change] = ("layout", "goal"),
     ) -> None:
         self.goal_kinds = tuple(goal_kinds)
