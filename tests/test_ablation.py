@@ -145,7 +145,12 @@ def test_what_cannot_be_compared_is_refused_before_any_run(
 ) -> None:
     monkeypatch.chdir(workspace)
     monkeypatch.setattr(sys, "argv", ["ablation.py"])
+    before = sorted(workspace.rglob("*.ckpt")), sorted(workspace.rglob("version_*"))
     longer = {"full": [], "longer": {"arguments": {"trainer.max_epochs": 3}}}
+    for short in ({"trainer.max_steps": 1}, {"trainer.limit_train_batches": 0.5}, {"trainer.max_epochs": -1}):
+        assert scripts.main([str(written(workspace, variants={"short": {"arguments": short}}))]) == 2
+        (key,) = short
+        assert f"variant 'short': {key} must be" in capsys.readouterr().err
     assert scripts.main([str(written(workspace, variants=longer))]) == 2
     assert "variant 'longer' has 48 rollouts and 'full' has 16 (" in capsys.readouterr().err  # 4 tasks x 4 rollouts an epoch
     settings = scripts.study.resolve(scripts.study.read_study(written(workspace, variants=longer, unequal_rollouts=True)))
@@ -160,7 +165,7 @@ def test_what_cannot_be_compared_is_refused_before_any_run(
     message = capsys.readouterr().err
     assert "--only fresh is no variant; there are full, fixed" in message
     assert "--seeds 5 is not among the study's seeds 3, 4" in message
-    assert not (workspace / "runs").exists()
+    assert (sorted(workspace.rglob("*.ckpt")), sorted(workspace.rglob("version_*"))) == before
 
 
 # --- what is there and what is missing --------------------------------------------------------------------------------

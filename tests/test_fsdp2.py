@@ -18,6 +18,7 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_only
 
 from rla_lightning.cli import main
+from rla_lightning.metrics import DIFFICULTY_BINS
 
 ROOT = Path(__file__).parent.parent
 FSDP2 = ["--config", str(ROOT / "configs" / "trainer" / "fsdp2.yaml"), "--trainer.accelerator", "cpu", "--trainer.devices", "2"]
@@ -394,7 +395,9 @@ def test_more_processes_than_micro_batches_and_tasks(base: Path, tmp_path: Path)
     assert stopped == 1
     assert_close(numbers(folder(base, "odd-1")), numbers(folder(base, "odd-2")))
     success = "validation/in_domain/rollout/success_rate"
-    assert len({name for row in numbers(folder(base, "odd-2")) for name in row if name.startswith(success)}) == 2 + 2
+    assert len({name for row in numbers(folder(base, "odd-2")) for name in row if name.startswith(success)}) == 2 + 2 + len(
+        DIFFICULTY_BINS
+    )
 
 
 def with_environment(base: Path, tmp_path: Path, environment: str) -> list[str]:

@@ -60,6 +60,7 @@ class Probe(ClosedLoop):
 
 class OneBatch(L.LightningDataModule):
     tasks = ()
+    adapter = None
 
     def lend(self, policy):
         pass
