@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import lightning  # noqa: F401 (its log handler keeps the stderr that it finds: not that of a single test)
 import pytest
 
 from rla_lightning.sandbox import Sandbox, SandboxSettings
