@@ -6,7 +6,7 @@ All are measured before they are used: on each epoch's rollouts, fitted to earli
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -18,6 +18,7 @@ from rla_lightning.types import Task
 
 Predictor = Literal["critic", "knobs", "both"]
 PREDICTORS: tuple[Predictor, ...] = ("critic", "knobs", "both")
+KnobsOf = Callable[[Task], Mapping[str, float]]
 HALF_LIFE = 5.0  # epochs after which a sighting counts half: the policy moves
 WINDOW = 5  # latest epochs that predictors are measured on
 
@@ -32,21 +33,21 @@ class KnobRegression:
     """Logistic regression of success on a task's kind and knobs, and on the critic's log odds where asked for."""
 
     def __init__(
-        self, environment: Environment, tasks: Sequence[Task], sightings: Sequence[Sighting], uses_critic: bool, epoch: int
+        self, knobs_of: KnobsOf, tasks: Sequence[Task], sightings: Sequence[Sighting], uses_critic: bool, epoch: int
     ) -> None:
         """Fit to what was seen.
 
         Args:
-            environment: that knows the knobs.
+            knobs_of: a task's knobs.
             tasks: of each sighting.
             sightings: rollouts of earlier epochs.
             uses_critic: whether the critic's prediction is a feature.
             epoch: that is to be predicted; sightings weigh 2^(-age / HALF_LIFE).
         """
-        self._environment = environment
+        self._knobs_of = knobs_of
         self._uses_critic = uses_critic
         self._kinds = sorted({task.kind for task in tasks})
-        knobs = [environment.knobs(task) for task in tasks]
+        knobs = [knobs_of(task) for task in tasks]
         self._names = sorted({name for values in knobs for name in values})
         columns = {name: np.array([values[name] for values in knobs if name in values]) for name in self._names}
         varying = {name: bool(np.ptp(column) > 0) for name, column in columns.items()}  # the deviation of equal floats is not 0
@@ -67,7 +68,7 @@ class KnobRegression:
     def _features(self, tasks: Sequence[Task], critic_values: Sequence[float | None]) -> np.ndarray:
         rows = []
         for task, value in zip(tasks, critic_values, strict=True):
-            knobs = self._environment.knobs(task)
+            knobs = self._knobs_of(task)
             odd = next((name for name in knobs if not math.isfinite(knobs[name])), None)
             if odd is not None:
                 raise ValueError(f"knob '{odd}' of task '{task.id}' must be finite, got {knobs[odd]}")
@@ -81,10 +82,14 @@ class KnobRegression:
 
 def fitted(environment: Environment, pool: TaskPool, before: int, uses_critic: bool) -> KnobRegression | None:
     """The regression on sightings before an epoch; None without any."""
+    return _fitted(environment.knobs, pool, before, uses_critic)
+
+
+def _fitted(knobs_of: KnobsOf, pool: TaskPool, before: int, uses_critic: bool) -> KnobRegression | None:
     seen = [sighting for sighting in pool.sightings if sighting.epoch < before]
     if not seen:
         return None
-    return KnobRegression(environment, [pool.record(s.task_id).task for s in seen], seen, uses_critic, before)
+    return KnobRegression(knobs_of, [pool.record(s.task_id).task for s in seen], seen, uses_critic, before)
 
 
 def prediction_quality(environment: Environment, pool: TaskPool) -> dict[str, float]:
@@ -93,6 +98,11 @@ def prediction_quality(environment: Environment, pool: TaskPool) -> dict[str, fl
     The regressions and the constant (the success rate) know earlier epochs only, the critic predicted before its update.
     NaN before the second epoch.
     """
+    known = {task_id: environment.knobs(pool.record(task_id).task) for task_id in {seen.task_id for seen in pool.sightings}}
+
+    def knobs_of(task: Task) -> Mapping[str, float]:
+        return known[task.id]  # every fit asks for the same ones
+
     rows: list[tuple[float, float, float, float, int, int]] = []  # critic, knobs, both, constant, successes, rollouts
     for epoch in range(max(1, pool.epoch - WINDOW), pool.epoch):
         earlier = [sighting for sighting in pool.sightings if sighting.epoch < epoch]
@@ -101,7 +111,7 @@ def prediction_quality(environment: Environment, pool: TaskPool) -> dict[str, fl
             continue
         constant = sum(s.successes for s in earlier) / sum(s.rollouts for s in earlier)
         tasks, values = [pool.record(s.task_id).task for s in seen], [s.critic_value for s in seen]
-        by_knobs, by_both = (fitted(environment, pool, epoch, uses_critic) for uses_critic in (False, True))
+        by_knobs, by_both = (_fitted(knobs_of, pool, epoch, uses_critic) for uses_critic in (False, True))
         assert by_knobs is not None
         assert by_both is not None
         predicted = zip(by_knobs.predict(tasks, values), by_both.predict(tasks, values), strict=True)
